@@ -1,0 +1,81 @@
+"""The sampler chain: logits -> probabilities; the same for target and draft, in the order temperature, k, p, min-p.
+
+Verification compares the distributions *after* this chain, so whatever is drawn must be drawn from what it returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.errors import UserError
+from core.records import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch their step off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0 <= self.temperature <= 100, f"temperature must be between 0 (greedy) and 100, not {self.temperature:g}"),
+            (self.top_k >= 0, f"top-k must be 0 (off) or more, not {self.top_k}"),
+            (0 < self.top_p <= 1, f"top-p must be above 0 and at most 1 (off), not {self.top_p:g}"),
+            (0 <= self.min_p <= 1, f"min-p must be between 0 (off) and 1, not {self.min_p:g}"),
+        )
+        for holds, sentence in checks:
+            if not holds:
+                raise UserError(sentence[0].upper() + sentence[1:] + ".")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Sampling:
+        return cls(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Apply the chain: logits [..., vocab] of any float type -> probabilities [..., vocab] in float32."""
+        logits = logits.float()
+        if self.greedy:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < kth, -torch.inf)
+        if self.top_p < 1:
+            logits = _keep_nucleus(logits, self.top_p)
+        if self.min_p > 0:
+            probs = logits.softmax(-1)
+            logits = logits.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+        return logits.softmax(-1)
+
+
+def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of most likely tokens whose probability reaches top_p (Holtzman et al. 2019)."""
+    ordered, order = logits.sort(-1, descending=True)
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    drop = (before >= top_p).scatter(-1, order, before >= top_p)
+    return logits.masked_fill(drop, -torch.inf)
+
+
+def draw(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one index per row by inverting the cumulative distribution.
+
+    probs [..., vocab] need not sum to one; uniform [...] in [0, 1). Returns int64 [...]. Never draws what has
+    probability zero, whatever the rounding.
+    """
+    cumulative = probs.cumsum(-1)
+    reached = (cumulative > uniform[..., None] * cumulative[..., -1:]) & (probs > 0)
+    # argmax gives the first maximum; the last possible token answers for a uniform rounded up to the total.
+    return torch.where(reached.any(-1), reached.byte().argmax(-1), (probs > 0).cumsum(-1).argmax(-1))

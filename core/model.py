@@ -1,0 +1,150 @@
+"""Model: weights and tokenizer on a device, loaded once, shared by lanes and visitors."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import nn
+
+from core.lean import LeanNetwork, LeanRunner, why_not
+from core.runner import DynamicRunner
+
+AnyRunner = DynamicRunner | LeanRunner
+MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured seconds of a pass over n tokens, interpolated between the measured n and continued linearly."""
+
+    seconds: dict[int, float]
+
+    def __call__(self, n: int) -> float:
+        known = sorted(self.seconds)
+        if n in self.seconds:
+            return self.seconds[n]
+        right = min(max(bisect_left(known, n), 1), len(known) - 1)
+        low, high = known[right - 1], known[right]
+        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
+        return self.seconds[low] + slope * (n - low)
+
+    def to_dict(self) -> dict[str, float]:
+        return {str(n): s for n, s in sorted(self.seconds.items())}
+
+
+@dataclass
+class Model:
+    """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner."""
+
+    name: str
+    network: nn.Module
+    tokenizer: Any
+    precision: str
+    stop_ids: frozenset[int]
+    context_length: int
+    vocab_size: int
+    costs: CostTable | None = None
+    notes: list[str] = field(default_factory=list)
+    _idle: list[AnyRunner] = field(default_factory=list, repr=False)
+    _lock: Any = field(default_factory=Lock, repr=False)
+    _lean: LeanNetwork | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Choose the kind of runner: the fused forward where it applies, else transformers' own with the reason."""
+        if reason := why_not(self.network):
+            self.runner_kind = f"{DynamicRunner.kind} ({reason})"
+        else:
+            self.runner_kind = LeanRunner.kind
+            self._lean = LeanNetwork(self.network)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def config(self) -> Any:
+        return self.network.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+
+    @property
+    def layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @contextmanager
+    def lease(self) -> Iterator[AnyRunner]:
+        """A runner with an empty cache, from a small pool; back in the pool when the block ends."""
+        with self._lock:
+            runner = self._idle.pop() if self._idle else None
+        runner = runner or self._new_runner()
+        try:
+            yield runner
+        finally:
+            runner.reset()
+            with self._lock:
+                if len(self._idle) < 4:
+                    self._idle.append(runner)
+
+    def _new_runner(self) -> AnyRunner:
+        return LeanRunner(self._lean, self.vocab_size) if self._lean else DynamicRunner(self.network, self.vocab_size)
+
+    def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers as they lie in memory (packed 4-bit weights count packed), ties once."""
+        tensors = {t.data_ptr(): t for t in (*self.network.parameters(), *self.network.buffers())}
+        extra = sum(_quantisation_bytes(p) for p in self.network.parameters())
+        return sum(t.numel() * t.element_size() for t in tensors.values()) + extra
+
+    def parameter_count(self) -> int:
+        """Parameters of the model as published: a packed 4-bit weight counts two per byte, ties once."""
+        return sum(
+            p.numel() * 2 if getattr(p, "quant_state", None) is not None else p.numel()
+            for p in {id(p): p for p in self.network.parameters()}.values()
+        )
+
+    def measure_costs(self, context: int = 128, repeats: int = 5) -> CostTable:
+        """Time a pass over n = 1 … 16 tokens behind a short context and keep the medians; done once."""
+        if self.costs is None:
+            with self.lease() as runner:
+                self.costs = _measure(runner, min(context, max(1, self.context_length - 16)), repeats)
+        return self.costs
+
+
+def _quantisation_bytes(parameter: nn.Parameter) -> int:
+    """Scales of a bitsandbytes 4-bit weight, which live beside the parameter."""
+    state = getattr(parameter, "quant_state", None)
+    found = 0
+    while state is not None:
+        found += sum(t.numel() * t.element_size() for t in (state.absmax, state.code) if t is not None)
+        state = getattr(state, "state2", None)
+    return found
+
+
+def _measure(runner: AnyRunner, context: int, repeats: int) -> CostTable:
+    """Rounds over all lengths rather than one length after the other, so that a slow moment hits all alike."""
+    runner.feed(torch.ones(context, dtype=torch.long, device=runner.device), rows=1)
+    samples: dict[int, list[float]] = {n: [] for n in MEASURED_LENGTHS}
+    for repeat in range(repeats + 1):
+        for n in MEASURED_LENGTHS:
+            ids = torch.ones(n, dtype=torch.long, device=runner.device)
+            synchronise(runner.device)
+            start = time.perf_counter()
+            runner.feed(ids)
+            synchronise(runner.device)
+            if repeat:  # the first is warm-up
+                samples[n].append(time.perf_counter() - start)
+            runner.truncate(context)
+    return CostTable({n: median(s) for n, s in samples.items()})
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device's queue; nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -1,0 +1,55 @@
+"""Drafters: whatever can guess the next tokens cheaply. One file each, one contract.
+
+`Draft.probs[i]` is *the distribution `tokens[i]` was drawn from*. Everything lossless rests on that sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Draft:
+    """A proposal: tokens [k] int64; probs [k, vocab] float32, or None where every token is a point mass (greedy,
+    n-gram). `parents[i]` is the index of the token that tokens[i] continues, -1 for the context; None for a chain.
+    `replacement`: siblings of a tree were drawn independently (see `core.verification.verify_tree`).
+    `logits` are the drafter's rows, kept only to show what it would rather have said."""
+
+    tokens: Tensor
+    probs: Tensor | None = None
+    parents: list[int] | None = None
+    replacement: bool = True
+    logits: list[Tensor] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def none(cls, device: torch.device) -> Draft:
+        """Nothing to propose: the round becomes a plain step."""
+        return cls(torch.empty(0, dtype=torch.long, device=device))
+
+
+class Drafter(Protocol):
+    """Proposes continuations of the committed text. It may return fewer tokens than asked, or none; after rounds that
+    did not use it, it catches up on any number of tokens."""
+
+    def size(self, length: int) -> int:
+        """The most tokens a draft of this length (in a tree: depth) can have."""
+        ...
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        """Draft up to `length` deep after the committed ids; uniforms [size] in [0, 1) are its only randomness."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Of what was fed, only the first `length` tokens of the text still stand."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the prompt. Nothing of it survives."""
+        ...

@@ -1,0 +1,93 @@
+"""Which drafters a pair supports, and the drafter that settings ask for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from core.draft_length import Adaptive, Controller, Fixed, Seconds
+from core.drafting import Drafter
+from core.drafting.combined import CombinedDrafter
+from core.drafting.model import ModelDrafter
+from core.drafting.ngram import NgramDrafter
+from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
+from core.errors import UserError
+from core.model import AnyRunner
+from core.pairs import Pair
+from core.records import METHODS, Method, Settings
+from core.sampling import Sampling
+
+EXPLAINED: dict[Method, str] = {
+    "plain": "The target alone, one token a pass: the baseline.",
+    "draft": "A smaller model proposes a chain of tokens; the target judges them all in one pass.",
+    "ngram": "Repeats what followed the last words earlier in this text; costs nothing, shines on repetition.",
+    "ngram+draft": "N-gram where the text repeats itself, the draft model where it does not.",
+    "early-exit": "The target's own first layers propose; no second model is needed.",
+    "tree": "The draft proposes several branches; one target pass judges the whole tree.",
+}
+
+
+def available(pair: Pair) -> dict[Method, str | None]:
+    """Every method with None where the pair supports it, else the reason why not."""
+    no_draft = None if pair.draft else "no draft model is loaded"
+    shallow = None if pair.target.layers >= 2 else "the target has a single layer"
+    return {
+        "plain": None,
+        "draft": no_draft,
+        "ngram": None,
+        "ngram+draft": no_draft,
+        "early-exit": shallow,
+        "tree": no_draft,
+    }
+
+
+def build_drafter(
+    pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack
+) -> tuple[Drafter, Controller]:
+    """The drafter of settings.method and what decides its length; runners go back when `resources` closes."""
+    method = settings.method
+    if method not in METHODS:
+        raise UserError(f"There is no method {method!r}; choose one of {', '.join(METHODS)}.")
+    if reason := available(pair)[method]:
+        raise UserError(f"The method {method} is off: {reason}.")
+    sampling = Sampling.of(settings)
+    costs = pair.target.measure_costs()
+    if method == "ngram":
+        return NgramDrafter(target.device), _controller(settings, costs, lambda n: 0.0)
+    if method == "early-exit":
+        layers = exit_layer(pair, settings.exit_layer)
+        share = layers / pair.target.layers
+        return ModelDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
+    assert pair.draft is not None
+    draft_costs = pair.draft.measure_costs()
+    runner = resources.enter_context(pair.draft.lease())
+    if method == "tree":
+        return _build_tree(runner, sampling, settings.tree, costs, draft_costs)
+    model = ModelDrafter(runner, sampling)
+    drafter = CombinedDrafter(NgramDrafter(target.device), model) if method == "ngram+draft" else model
+    return drafter, _controller(settings, costs, draft_costs)
+
+
+def _controller(settings: Settings, target: Seconds, draft: Seconds) -> Controller:
+    return Adaptive(target, draft) if settings.draft_length == "auto" else Fixed(settings.draft_length)
+
+
+def _build_tree(
+    runner: AnyRunner, sampling: Sampling, spec: str | None, target: Seconds, draft: Seconds
+) -> tuple[Drafter, Controller]:
+    if spec in (None, "auto"):
+        adaptive = AdaptiveShape(target, draft)
+        return TreeDrafter(runner, sampling, adaptive), adaptive
+    shape = parse_shape(spec)
+    return TreeDrafter(runner, sampling, lambda: shape), Fixed(len(shape))
+
+
+def exit_layer(pair: Pair, asked: int | None) -> int:
+    """The layer early exit leaves after: the one asked for, else a quarter of the target."""
+    layers = pair.target.layers
+    if asked is None:
+        return max(1, layers // 4)
+    if not 1 <= asked < layers:
+        raise UserError(
+            f"The exit layer must be between 1 and {layers - 1} for this target of {layers} layers, not {asked}."
+        )
+    return asked

@@ -1,0 +1,31 @@
+"""N-gram first, the draft model when the text does not repeat itself."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from core.drafting import Draft
+from core.drafting.model import ModelDrafter
+from core.drafting.ngram import NgramDrafter
+
+
+class CombinedDrafter:
+    """Asks the n-gram drafter; where it has nothing, the model drafts (and catches up on what it missed)."""
+
+    def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
+        self._ngram, self._model = ngram, model
+        self.runner = model.runner
+
+    def size(self, length: int) -> int:
+        return length
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        found = self._ngram.propose(context, length, uniforms)
+        return found if len(found) else self._model.propose(context, length, uniforms)
+
+    def truncate(self, length: int) -> None:
+        self._model.truncate(length)
+
+    def reset(self) -> None:
+        self._ngram.reset()
+        self._model.reset()

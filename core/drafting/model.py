@@ -1,0 +1,44 @@
+"""Drafting with a smaller model, or with the early-exit view of the target: both are runners."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from core.drafting import Draft
+from core.runner import Runner
+from core.sampling import Sampling, draw
+
+
+class ModelDrafter:
+    """Draws a chain of tokens one by one from a runner, through the same sampler chain as the target."""
+
+    def __init__(self, runner: Runner, sampling: Sampling) -> None:
+        self.runner = runner
+        self._sampling = sampling
+
+    def size(self, length: int) -> int:
+        return length
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        fresh = torch.tensor(context[self.runner.length :], device=self.runner.device)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        logits: list[Tensor] = []
+        while len(tokens) < length:
+            row = self.runner.feed(fresh, rows=1)
+            if self._sampling.greedy:
+                fresh = row.argmax(-1)
+            else:
+                q = self._sampling.probabilities(row)
+                fresh = draw(q, uniforms[len(tokens), None])
+                probs.append(q)
+            tokens.append(fresh)
+            logits.append(row)
+        return Draft(torch.cat(tokens), torch.cat(probs) if probs else None, logits=logits)
+
+    def truncate(self, length: int) -> None:
+        self.runner.truncate(length)
+
+    def reset(self) -> None:
+        self.runner.truncate(0)

@@ -1,0 +1,47 @@
+"""Drafting without a model: what followed the same words last time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from core.drafting import Draft
+
+
+class NgramDrafter:
+    """Continues the longest suffix of the text that occurred before, from its most recent occurrence.
+
+    The index maps each n-gram to the position after its latest occurrence and grows with the text, so a round costs
+    the same however long the text is. Proposals are point masses.
+    """
+
+    def __init__(self, device: torch.device, shortest: int = 2, longest: int = 5) -> None:
+        self._device = device
+        self._sizes = range(longest, shortest - 1, -1)
+        self.reset()
+
+    def size(self, length: int) -> int:
+        return length
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        self._index(context)
+        for n in self._sizes:
+            start = self._after.get(tuple(context[-n:])) if len(context) > n else None
+            if start is not None:
+                return Draft(torch.tensor(context[start : start + length], device=self._device))
+        return Draft.none(self._device)
+
+    def _index(self, context: list[int]) -> None:
+        """Note the n-grams that end before the newest token; the suffix itself must not find itself."""
+        for end in range(self._indexed + 1, len(context)):
+            for n in self._sizes:
+                if end >= n:
+                    self._after[tuple(context[end - n : end])] = end
+        self._indexed = max(self._indexed, len(context) - 1)
+
+    def truncate(self, length: int) -> None:
+        pass  # only committed text is indexed
+
+    def reset(self) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        self._indexed = 0

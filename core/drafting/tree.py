@@ -1,0 +1,162 @@
+"""SpecInfer-style trees: several continuations at once, judged by one target pass (arXiv 2305.09781)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor
+
+from core.drafting import Draft
+from core.errors import UserError
+from core.records import Round
+from core.runner import Runner
+from core.sampling import Sampling, draw
+
+MOST_NODES = 64
+Shape = tuple[int, ...]
+"""Children of every node by depth: (4, 2, 1) is four first tokens, two continuations of each, one of each of those."""
+
+
+def parse_shape(text: str) -> Shape:
+    """ "4x2x1" -> (4, 2, 1)."""
+    try:
+        shape = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise UserError(f"A tree is written as children by depth, such as 4x2x1; {text!r} is not.")
+    if count_nodes(shape) > MOST_NODES:
+        raise UserError(f"The tree {text} has {count_nodes(shape):,} nodes; at most {MOST_NODES} fit in a pass.")
+    return shape
+
+
+def count_nodes(shape: Shape) -> int:
+    return sum(prod(shape[: depth + 1]) for depth in range(len(shape)))
+
+
+class TreeDrafter:
+    """Grows a tree level by level from a draft model's runner.
+
+    Siblings are the likeliest tokens (greedy) or drawn one after the other, with or without replacement. Each level is
+    one pass over the tree so far: the passes are as many as a chain of the same depth takes.
+    """
+
+    def __init__(
+        self, runner: Runner, sampling: Sampling, shape: Callable[[], Shape], replacement: bool = False
+    ) -> None:
+        self.runner = runner
+        self._sampling = sampling
+        self._shape = shape
+        self._replacement = replacement
+        self._committed = 0
+
+    def size(self, length: int) -> int:
+        return count_nodes(self._shape()[:length])
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        probs: list[Tensor] = []
+        logits: list[Tensor] = []
+        level = [-1]
+        self._committed = len(context)
+        rows = self.runner.feed(torch.tensor(context[self.runner.length :], device=self.runner.device), rows=1)
+        for width in self._shape()[:length]:
+            if tokens:
+                rows = self._rows_after(tokens, parents, len(level))
+            grown: list[int] = []
+            for node, row in zip(level, rows):
+                children, q = self._siblings(row, width, uniforms[len(tokens) :])
+                grown += range(len(tokens), len(tokens) + len(children))
+                tokens += children
+                parents += [node] * len(children)
+                logits += [row[None]] * len(children)
+                if q is not None:
+                    probs += [q] * len(children)
+            level = grown
+        return Draft(
+            torch.tensor(tokens, device=self.runner.device),
+            torch.stack(probs) if probs else None,
+            parents,
+            self._replacement,
+            logits,
+        )
+
+    def _rows_after(self, tokens: list[int], parents: list[int], count: int) -> Tensor:
+        """The draft's logits after the last `count` nodes, from one pass over the whole tree so far."""
+        self.runner.truncate(self._committed)
+        return self.runner.feed(torch.tensor(tokens, device=self.runner.device), parents, rows=count)
+
+    def _siblings(self, row: Tensor, width: int, uniforms: Tensor) -> tuple[list[int], Tensor | None]:
+        """Up to `width` children for a row of logits, and the law the first was drawn from (None: point masses)."""
+        if self._sampling.greedy:
+            return row.topk(min(width, len(row))).indices.tolist(), None
+        q = self._sampling.probabilities(row)
+        left, children = q, []
+        for uniform in uniforms[:width]:
+            if not bool(left.sum() > 0):
+                break
+            child = int(draw(left, uniform))
+            children.append(child)
+            if not self._replacement:
+                left = left.index_fill(0, torch.tensor(child, device=left.device), 0.0)
+        return children, q
+
+    def truncate(self, length: int) -> None:
+        # The cache ends in a tree: only the text before it is sure. The accepted path is fed again with the next round.
+        self.runner.truncate(min(length, self._committed))
+
+    def reset(self) -> None:
+        self.runner.truncate(0)
+
+
+class AdaptiveShape:
+    """Chooses a tree's shape before each round: the one that maximises expected tokens per second.
+
+    What it learns is how often the first, second, … sibling was the accepted one (the measured acceptance by rank).
+    It is both the drafter's shape and the run's draft-length controller.
+    """
+
+    WIDTHS = tuple(product((1, 2, 3, 4), (1, 2, 3), (1, 2), (1,), (1,), (1,)))
+    PRIOR = (0.6, 0.15, 0.07, 0.04)
+    PRIOR_WEIGHT, MEMORY = 8.0, 0.97
+
+    def __init__(self, target: Callable[[int], float], draft: Callable[[int], float]) -> None:
+        self._target, self._draft = target, draft
+        self._accepted = [share * self.PRIOR_WEIGHT for share in self.PRIOR]
+        self._judged = [self.PRIOR_WEIGHT] * len(self.PRIOR)
+        self._shapes = {w[:depth] for w in self.WIDTHS for depth in range(1, len(w) + 1)}
+        self._shape: Shape = ()
+
+    def __call__(self) -> Shape:
+        return self._shape
+
+    def next(self) -> int:
+        self._shape = max(sorted(self._shapes), key=self._rate)
+        return len(self._shape)
+
+    def observe(self, round_: Round) -> None:
+        for siblings in _tested(round_):
+            for rank in range(min(len(siblings), len(self._accepted))):
+                self._judged[rank] = self._judged[rank] * self.MEMORY + 1
+                self._accepted[rank] = self._accepted[rank] * self.MEMORY + (siblings[rank] == "accepted")
+
+    def _rate(self, shape: Shape) -> float:
+        """Expected tokens per second: a level is passed if any of its siblings is accepted."""
+        expected, reached, seconds = 1.0, 1.0, 0.0
+        for depth, width in enumerate(shape):
+            reached *= min(1.0, sum(a / j for a, j in zip(self._accepted[:width], self._judged)))
+            expected += reached
+            seconds += self._draft(max(1, count_nodes(shape[:depth])))
+        return expected / (seconds + self._target(count_nodes(shape) + 1))
+
+
+def _tested(round_: Round) -> list[list[str]]:
+    """Outcomes of each group of siblings that was judged, in draw order."""
+    groups: dict[int | None, list[str]] = {}
+    for token in round_.drafted:
+        groups.setdefault(token.parent, []).append(token.outcome)
+    return [g for g in groups.values() if any(outcome != "ignored" for outcome in g)]

@@ -1,0 +1,185 @@
+"""The command line: python -m core generate. Exit status 0 done, 2 bad arguments or input, 1 a fault of ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from core.errors import UserError
+from core.records import METHODS, Settings
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def draft_length(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
+
+
+def parser() -> Parser:
+    top = Parser(prog="python -m core", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    generate = commands.add_parser("generate", help="continue a prompt, speculatively or plainly")
+    add_model_arguments(generate)
+    add_decoding_arguments(generate)
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")
+    generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, one JSON line each")
+    generate.add_argument("--json", metavar="F", help="write the run document to F; - for standard output")
+    return top
+
+
+def add_model_arguments(command: argparse.ArgumentParser) -> None:
+    default = Settings()
+    group = command.add_argument_group("models")
+    group.add_argument("--target", metavar="ID_OR_DIR", help="Hub id or folder; without it, the bundled pair")
+    group.add_argument("--draft", metavar="ID_OR_DIR")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=default.device)
+    group.add_argument("--precision", default=default.precision, metavar="auto|nf4|bf16|fp16|fp32")
+    group.add_argument("--draft-precision", default=default.draft_precision, metavar="P")
+    group.add_argument("--revision", metavar="R", help="of the target on the Hub")
+
+
+def add_decoding_arguments(command: argparse.ArgumentParser) -> None:
+    default = Settings()
+    group = command.add_argument_group("decoding")
+    group.add_argument("--method", choices=METHODS, default=None, help="default: draft, or ngram without a draft model")
+    group.add_argument("--draft-length", type=draft_length, default=default.draft_length, metavar="N|auto")
+    group.add_argument("--tree", metavar="SPEC", help="children by depth, such as 4x2x1")
+    group.add_argument("--exit-layer", type=int, metavar="L")
+    group.add_argument("--temperature", type=float, default=default.temperature, metavar="T", help="0 is greedy")
+    group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="0 is off")
+    group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="1 is off")
+    group.add_argument("--min-p", type=float, default=default.min_p, metavar="M", help="0 is off")
+    group.add_argument("--seed", type=int, default=default.seed, metavar="S")
+    group.add_argument("--max-new-tokens", type=int, default=default.max_new_tokens, metavar="N")
+    group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
+    group.add_argument("--chat", choices=("auto", "off"), default=default.chat)
+    group.add_argument("--system", metavar="TEXT")
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    known = Settings.__dataclass_fields__
+    given = {k: v for k, v in vars(arguments).items() if k in known and v is not None}
+    given.setdefault("method", "ngram" if arguments.target and not arguments.draft else "draft")
+    return Settings(**given)
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    from core.decoding import open_lane
+    from core.loading import load_pair
+
+    settings = settings_of(arguments)
+    prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
+    to_stdout = arguments.json == "-" or arguments.samples
+    pair = load_pair(settings, say)
+    if arguments.samples:
+        for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
+            run = finish(open_lane(pair, prompt, Settings(**{**settings.to_dict(), "seed": seed})))
+            print(json.dumps({"seed": seed, "token_ids": run.token_ids}), flush=True)
+        return
+    lane = open_lane(pair, prompt, settings, tops=3 if arguments.json else 0)
+    run = finish(lane, None if to_stdout else lambda text: print(text, end="", flush=True))
+    if arguments.json:
+        write_json(arguments.json, run.to_dict())
+    if not to_stdout:
+        print()
+        say(totals(run))
+
+
+def finish(lane: Any, show: Any = None) -> Any:
+    """Step a lane to its end; the run."""
+    shown = 0
+    try:
+        while lane.step() is not None:
+            if show:
+                show(lane.run.text[shown:])
+                shown = len(lane.run.text)
+    finally:
+        lane.close()
+    return lane.run
+
+
+def totals(run: Any) -> str:
+    from core.metrics import summarise
+
+    m = summarise(run)
+    rate = "nothing judged" if m.acceptance_rate is None else f"acceptance rate {m.acceptance_rate:.0%}"
+    return (
+        f"[{m.new_tokens} tokens, {m.tokens_per_second:.1f} tokens/s, {m.tokens_per_round:.2f} tokens per target pass, "
+        f"{rate}, stopped by {run.stop_reason}]"
+    )
+
+
+def read_text(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"The prompt file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"The prompt file {path} is not UTF-8 text.") from None
+
+
+def write_json(path: str, document: dict[str, Any]) -> None:
+    text = json.dumps(document, ensure_ascii=False)
+    if path == "-":
+        print(text)
+        return
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def positive(number: int, name: str) -> int:
+    if number < 1:
+        raise UserError(f"{name} must be at least 1, not {number}.")
+    return number
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def quiet_libraries() -> None:
+    """Progress bars and advice of the libraries would drown the one line that matters."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    quiet_libraries()
+    try:
+        {"generate": generate}[arguments.command](arguments)
+    except UserError as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+    except Exception as error:  # a fault of ours: one line, the trace-back on request
+        if os.environ.get("PLAYGROUND_DEBUG"):
+            raise
+        say(f"Internal fault ({type(error).__name__}: {error}); set PLAYGROUND_DEBUG=1 for details and report it.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,8 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 def fetch(name: str, revision: str | None = None) -> Path:
     """The folder of a model: a local one as it is, or a Hub id downloaded (or found in the local cache)."""
+    if not name.strip():
+        raise UserError("The name of a model is empty; give a folder with a model in it, or a Hub id.")
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _check_folder(folder, name)

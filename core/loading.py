@@ -25,8 +25,9 @@ from core.errors import UserError
 from core.hub import fetch
 from core.model import Model
 from core.nf4 import dequantised
-from core.pairs import Pair, check_same_tokens
+from core.pairs import Pair, same_tokens
 from core.records import Settings
+from core.vocabulary import translate
 
 POCKET = Path(__file__).parent.parent / "assets" / "pocket"
 POCKET_NAME = "pocket"
@@ -46,15 +47,17 @@ def load_pair(settings: Settings, progress: Progress = silent) -> Pair:
     if target_name is None:
         target_name, draft_name = POCKET_NAME, draft_name or POCKET_NAME
     target = load_model(target_name, device, settings.precision, settings.revision, "target", progress)
+    target.choose_threads()
     if draft_name is None:
+        target.measure_costs()
         return Pair(target)
     precision = settings.precision if settings.draft_precision == "auto" else settings.draft_precision
     draft = load_model(draft_name, device, precision, None, "draft", progress)
-    check_same_tokens(target.tokenizer, draft.tokenizer, (target.name, draft.name))
+    translation = None if same_tokens(target, draft) else translate(target, draft)
     for model in (target, draft):
         progress(f"Measuring what a pass of {model.name} costs here")
         model.measure_costs()
-    return Pair(target, draft)
+    return Pair(target, draft, translation)
 
 
 def load_model(
@@ -82,7 +85,7 @@ def load_model(
         raise
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise UserError(f"{label} cannot be read: {_first_sentence(error)}") from error
-    except (ValueError, KeyError, ImportError) as error:
+    except (ValueError, LookupError, ImportError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"{label} cannot be loaded: {_first_sentence(error)}") from error
     network.eval().requires_grad_(False)
     return Model(
@@ -162,9 +165,19 @@ def _load_network(folder: Path, config: Any, device: torch.device, precision: st
         )
     if precision == "nf4" and device.type == "cuda":
         options["device_map"] = {"": device.index or 0}
-    network = AutoModelForCausalLM.from_pretrained(
-        folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **options
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # counted below instead
+        output_loading_info=True,
+        **options,
     )
+    network, found = loaded
+    # What a file lacks would be filled with random numbers, without a word.
+    if absent := sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]):
+        raise ValueError(f"its weights do not fit its config ({absent[0]})")
     return network if precision == "nf4" else nn.Module.to(network, device)
 
 

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from core.prefill import Stop
+
 
 @dataclass(slots=True)
 class Draft:
@@ -40,6 +42,10 @@ class Drafter(Protocol):
 
     def size(self, length: int) -> int:
         """The most tokens a draft of this length (in a tree: depth) can have."""
+        ...
+
+    def prefill(self, context: list[int], stop: Stop) -> float:
+        """Read a prompt ahead of the first draft, asking `stop` now and then; returns the seconds it took."""
         ...
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:

@@ -9,6 +9,7 @@ from core.drafting import Drafter
 from core.drafting.combined import CombinedDrafter
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
+from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
 from core.model import AnyRunner
@@ -36,7 +37,7 @@ def available(pair: Pair) -> dict[Method, str | None]:
         "ngram": None,
         "ngram+draft": no_draft,
         "early-exit": shallow,
-        "tree": no_draft,
+        "tree": no_draft or ("a tree needs a draft with the target's own tokens" if pair.translation else None),
     }
 
 
@@ -62,7 +63,10 @@ def build_drafter(
     runner = resources.enter_context(pair.draft.lease())
     if method == "tree":
         return _build_tree(runner, sampling, settings.tree, costs, draft_costs)
-    model = ModelDrafter(runner, sampling)
+    if pair.translation:
+        model = TranslateDrafter(runner, sampling, pair.translation, pair.draft.context_length)
+    else:
+        model = ModelDrafter(runner, sampling, pair.draft.context_length)
     drafter = CombinedDrafter(NgramDrafter(target.device), model) if method == "ngram+draft" else model
     return drafter, _controller(settings, costs, draft_costs)
 

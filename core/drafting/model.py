@@ -6,21 +6,33 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
+from core.prefill import Stop, prefill
 from core.runner import Runner
 from core.sampling import Sampling, draw
 
 
 class ModelDrafter:
-    """Draws a chain of tokens one by one from a runner, through the same sampler chain as the target."""
+    """Draws a chain of tokens one by one from a runner, through the same sampler chain as the target.
 
-    def __init__(self, runner: Runner, sampling: Sampling) -> None:
+    `limit`: how many tokens fit in the draft's context; a longer text goes on without it.
+    """
+
+    def __init__(self, runner: Runner, sampling: Sampling, limit: int | None = None) -> None:
         self.runner = runner
         self._sampling = sampling
+        self._limit = limit
 
     def size(self, length: int) -> int:
         return length
 
+    def prefill(self, context: list[int], stop: Stop) -> float:
+        return prefill(self.runner, context[: self._limit], stop)
+
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        if self._limit is not None:
+            length = min(length, self._limit - len(context) + 1)  # the last drafted token is not fed
+        if length < 1:
+            return Draft.none(self.runner.device)
         fresh = torch.tensor(context[self.runner.length :], device=self.runner.device)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
 from core.drafting import Draft
+from core.prefill import Stop
 
 
 class NgramDrafter:
@@ -22,6 +25,11 @@ class NgramDrafter:
 
     def size(self, length: int) -> int:
         return length
+
+    def prefill(self, context: list[int], stop: Stop) -> float:
+        start = time.perf_counter()
+        self._index(context)
+        return time.perf_counter() - start
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         self._index(context)

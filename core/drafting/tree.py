@@ -11,6 +11,7 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.errors import UserError
+from core.prefill import Stop, prefill
 from core.records import Round
 from core.runner import Runner
 from core.sampling import Sampling, draw
@@ -55,6 +56,9 @@ class TreeDrafter:
 
     def size(self, length: int) -> int:
         return count_nodes(self._shape()[:length])
+
+    def prefill(self, context: list[int], stop: Stop) -> float:
+        return prefill(self.runner, context, stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         tokens: list[int] = []

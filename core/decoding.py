@@ -7,8 +7,7 @@ caller does between rounds, is outside.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,9 @@ from core.drafting import Drafter
 from core.drafting.build import build_drafter
 from core.environment import describe_environment
 from core.errors import Cancelled, UserError
-from core.model import Model, synchronise
+from core.model import Model
 from core.pairs import Pair
+from core.prefill import Stop, never, prefill
 from core.prompting import encode_prompt
 from core.recording import record
 from core.records import Round, Run, Settings
@@ -29,13 +29,7 @@ from core.rounds import take_step
 from core.runner import Runner
 from core.sampling import Sampling
 from core.text import Detokenizer
-
-PREFILL_CHUNK = 256
-Stop = Callable[[], bool]
-
-
-def never() -> bool:
-    return False
+from core.threads import use_threads
 
 
 def plain(target: Runner, run: Run, text: Detokenizer, **options: Any) -> Iterator[Round]:
@@ -65,7 +59,7 @@ def speculative(
     try:
         run.prefill_seconds = prefill(target, context[:-1], stop)
         if drafter is not None:
-            run.draft_prefill_seconds = prefill(getattr(drafter, "runner", target), context[:-1], stop)
+            run.draft_prefill_seconds = drafter.prefill(context[:-1], stop)
         while run.stop_reason is None:
             if stop():
                 raise Cancelled
@@ -89,18 +83,6 @@ def speculative(
         run.stop_reason = run.stop_reason or "cancelled"
 
 
-def prefill(runner: Runner, ids: Sequence[int], stop: Stop) -> float:
-    """Feed what the cache misses of ids, in chunks between which `stop` is asked; returns the seconds it took."""
-    start = time.perf_counter()
-    while runner.length < len(ids):
-        if stop():
-            raise Cancelled
-        chunk = ids[runner.length : min(runner.length + PREFILL_CHUNK, len(ids))]
-        runner.feed(torch.tensor(chunk, device=runner.device), rows=1)
-    synchronise(runner.device)
-    return time.perf_counter() - start
-
-
 @dataclass
 class Lane:
     """One run in progress, with the runners it leased; `close` gives them back."""
@@ -108,11 +90,13 @@ class Lane:
     run: Run
     _rounds: Iterator[Round]
     _resources: ExitStack
+    threads: int
     seconds: float = 0.0
     """Engine time so far, prefill included: what the race is scheduled by."""
 
     def step(self) -> Round | None:
         """Advance by one round (the first time also the prefill); None at the end."""
+        use_threads(self.threads)
         round_ = next(self._rounds, None)
         if round_ is not None:
             if not self.seconds:
@@ -145,7 +129,7 @@ def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, t
         else:
             drafter, length = build_drafter(pair, target, settings, resources)
             rounds = speculative(target, drafter, run, text, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
-        return Lane(run, rounds, resources.pop_all())
+        return Lane(run, rounds, resources.pop_all(), pair.target.threads)
 
 
 def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> None:

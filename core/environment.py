@@ -17,7 +17,7 @@ def describe_environment(target: Model, draft: Model | None) -> dict[str, Any]:
     return {
         "device": target.device.type,
         "device_name": device_name(target.device),
-        "threads": torch.get_num_threads(),
+        "threads": target.threads,
         "versions": {name: found for name in ("torch", "transformers", "bitsandbytes") if (found := _version(name))},
         "python": platform.python_version(),
         "target": _describe_model(target),

@@ -16,6 +16,7 @@ from torch import nn
 
 from core.lean import LeanNetwork, LeanRunner, why_not
 from core.runner import DynamicRunner
+from core.threads import fastest_threads
 
 AnyRunner = DynamicRunner | LeanRunner
 MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
@@ -52,6 +53,7 @@ class Model:
     context_length: int
     vocab_size: int
     costs: CostTable | None = None
+    threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
@@ -106,6 +108,19 @@ class Model:
             p.numel() * 2 if getattr(p, "quant_state", None) is not None else p.numel()
             for p in {id(p): p for p in self.network.parameters()}.values()
         )
+
+    def choose_threads(self) -> int:
+        """On a CPU: as many threads as a pass over a few tokens gains from; what all its runs then use."""
+        if self.device.type == "cpu":
+            ids = torch.ones(4, dtype=torch.long)
+            with self.lease() as runner:
+
+                def one_pass() -> None:
+                    runner.truncate(0)
+                    runner.feed(ids)
+
+                self.threads = fastest_threads(one_pass)
+        return self.threads
 
     def measure_costs(self, context: int = 128, repeats: int = 5) -> CostTable:
         """Time a pass over n = 1 … 16 tokens behind a short context and keep the medians; done once."""

@@ -53,7 +53,8 @@ class Token:
     top_draft: list[Candidate] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if v is not None or k in ("p", "parent")}
+        """Every field, but for the top lists where none were asked for."""
+        return {k: v for k, v in asdict(self).items() if v is not None or not k.startswith("top_")}
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class Round:
     def to_dict(self) -> dict[str, Any]:
         emitted = None
         if self.emitted:
-            emitted = {k: v for k, v in self.emitted.to_dict().items() if k != "parent"}
+            drafted_only = ("q", "parent", "draw")
+            emitted = {k: v for k, v in self.emitted.to_dict().items() if k not in drafted_only}
         return {
             "index": self.index,
             "drafted": [t.to_dict() for t in self.drafted],

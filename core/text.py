@@ -65,10 +65,18 @@ class Detokenizer:
         ids = [*window.ids, token_id]
         held = len(ids) - window.read
         after = self._decode(ids)
-        if after.endswith(REPLACEMENT) and held < LONGEST_CHARACTER:
-            return "", _Window(ids, window.read)
-        before = self._decode(ids[: window.read])
-        return after[len(before) :], _Window(ids[window.read :], held)
+        open_tail = 0
+        if after.endswith(REPLACEMENT):
+            if held < LONGEST_CHARACTER:
+                return "", _Window(ids, window.read)
+            open_tail = self._unfinished(ids, after)
+        before, shown = self._decode(ids[: window.read]), self._decode(ids[: len(ids) - open_tail])
+        return shown[len(before) :], _Window(ids[window.read :], held - open_tail)
+
+    def _unfinished(self, ids: list[int], text: str) -> int:
+        """How many of the last ids may be the beginning of one character, although broken bytes precede them."""
+        tails = range(LONGEST_CHARACTER - 1, 0, -1)
+        return next((n for n in tails if self._decode(ids[:-n]) + REPLACEMENT == text), 0)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""

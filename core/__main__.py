@@ -1,4 +1,4 @@
-"""The command line: python -m core generate. Exit status 0 done, 2 bad arguments or input, 1 a fault of ours."""
+"""The command line: python -m core generate, bench. Exit status 0 done, 2 bad arguments or input, 1 a fault of ours."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +40,14 @@ def parser() -> Parser:
     prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")
     generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, one JSON line each")
     generate.add_argument("--json", metavar="F", help="write the run document to F; - for standard output")
+    bench = commands.add_parser("bench", help="measure methods against plain decoding, interleaved")
+    add_model_arguments(bench)
+    add_decoding_arguments(bench)
+    bench.add_argument("--methods", default="plain,draft", metavar="M,M", help=f"of {', '.join(METHODS)}")
+    bench.add_argument("--against", choices=("transformers",), help="measure its generate, plain and assisted, too")
+    bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
+    bench.add_argument("--repeats", type=int, default=3, metavar="R")
+    bench.add_argument("--json", metavar="F", help="write the bench document to F; - for standard output")
     return top
 
 
@@ -84,9 +93,9 @@ def generate(arguments: argparse.Namespace) -> None:
 
     settings = settings_of(arguments)
     prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
-    to_stdout = arguments.json == "-" or arguments.samples
+    to_stdout = arguments.json == "-"
     pair = load_pair(settings, say)
-    if arguments.samples:
+    if arguments.samples is not None:
         for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
             run = finish(open_lane(pair, prompt, Settings(**{**settings.to_dict(), "seed": seed})))
             print(json.dumps({"seed": seed, "token_ids": run.token_ids}), flush=True)
@@ -98,6 +107,26 @@ def generate(arguments: argparse.Namespace) -> None:
     if not to_stdout:
         print()
         say(totals(run))
+
+
+def bench(arguments: argparse.Namespace) -> None:
+    from core.bench import bench as measure
+    from core.bench import table
+    from core.loading import load_pair
+    from core.prompts import read_prompts
+
+    names = [name.strip() for name in arguments.methods.split(",")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise UserError(f"There is no method {unknown[0]!r}; choose from {', '.join(METHODS)}.")
+    settings = settings_of(arguments)
+    prompts = [prompt.text for prompt in read_prompts(arguments.prompts)]
+    pair = load_pair(settings, say)
+    variants: dict[str, Settings] = {name: replace(settings, method=name) for name in names}  # type: ignore[arg-type]
+    document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), bool(arguments.against), say)
+    if arguments.json != "-":
+        print(table(document))
+    if arguments.json:
+        write_json(arguments.json, document)
 
 
 def finish(lane: Any, show: Any = None) -> Any:
@@ -165,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     quiet_libraries()
     try:
-        {"generate": generate}[arguments.command](arguments)
+        {"generate": generate, "bench": bench}[arguments.command](arguments)
     except UserError as error:
         say(str(error))
         return 2

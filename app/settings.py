@@ -1,0 +1,63 @@
+"""What the controls hold, as settings; what they may hold, as sentences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from core.errors import UserError
+from core.records import METHODS, Settings
+
+LONGEST_DRAFT = 16
+MOST_NEW_TOKENS = 4096
+MAX_SEED = 2**32 - 1
+
+
+def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **controls: Any) -> Settings:
+    """`base` (the pair, the device) with the values of the controls; raises UserError for what cannot be."""
+    return replace(
+        base,
+        method=_method(controls["method"]),
+        draft_length=_draft_length(controls["draft_length"]),
+        temperature=_number("Temperature", controls["temperature"], 0, 5),
+        top_k=int(_number("Top-k", controls["top_k"], 0, 1_000_000)),
+        top_p=_number("Top-p", controls["top_p"], 0, 1, above=True),
+        min_p=_number("Min-p", controls["min_p"], 0, 1),
+        max_new_tokens=int(_number("New tokens", controls["max_new_tokens"], 1, most_new_tokens)),
+        seed=int(_number("Seed", controls["seed"], 0, MAX_SEED)),
+        precision=_precision(controls["precision"]),
+    )
+
+
+PRECISIONS = ("auto", "nf4", "bf16", "fp16", "fp32")
+
+
+def _precision(value: Any) -> str:
+    if value not in PRECISIONS:
+        raise UserError(f"There is no precision {value!r}; choose one of {', '.join(PRECISIONS)}.")
+    return value
+
+
+def _method(value: Any) -> Any:
+    if value not in METHODS:
+        raise UserError(f"There is no method {value!r}; choose one of {', '.join(METHODS)}.")
+    return value
+
+
+def _draft_length(value: Any) -> Any:
+    if value == "auto":
+        return "auto"
+    return int(_number("Draft length", value, 1, LONGEST_DRAFT))
+
+
+def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> float:
+    """A finite number in [low, high], or in (low, high] where it must lie above."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (low <= number <= high) or (above and number == low):
+        bounds = f"above {low:,} and at most {high:,}" if above else f"between {low:,} and {high:,}"
+        raise UserError(f"{name} must be a number {bounds}.")
+    return number

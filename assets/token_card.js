@@ -1,0 +1,136 @@
+/* The card of one token: what it is, what became of it and why. Shown on hover and on focus. */
+
+const OUTCOMES = {
+  accepted: "Accepted: the target agreed with the draft",
+  rejected: "Rejected: the target refused it",
+  ignored: "Ignored: it came after the last judged token of its draft",
+  corrected: "Corrected: the target\u2019s own word after a refusal",
+  bonus: "Bonus: the whole draft was accepted, this one came for free",
+  plain: "Plain: the target\u2019s own next token",
+};
+
+const RESIDUAL = "Drawn from what the target has over the draft: max(0, p \u2212 q), renormalised.";
+
+class Card {
+  constructor(root) {
+    this.box = root;
+    this.span = null;
+  }
+
+  show(span, greedy) {
+    if (this.span === span) return;
+    this.hide();
+    this.span = span;
+    span.setAttribute("aria-describedby", this.box.id);
+    span.classList.add("shown");
+    this.box.replaceChildren(...cardContent(span, greedy));
+    this.box.showPopover();
+    this.place(span);
+  }
+
+  hide() {
+    if (!this.span) return;
+    this.span.removeAttribute("aria-describedby");
+    this.span.classList.remove("shown");
+    this.span = null;
+    this.box.hidePopover();
+  }
+
+  /** Keep to the token while `scroller` moves, and go when the token is out of sight. */
+  follow(scroller) {
+    if (!this.span) return;
+    const seen = scroller === document.documentElement
+      ? { top: 0, bottom: innerHeight }
+      : scroller.getBoundingClientRect();
+    const at = this.span.getBoundingClientRect();
+    if (at.top < seen.top - 4 || at.bottom > seen.bottom + 4) this.hide();
+    else this.place(this.span);
+  }
+
+  /** Below the token's line, or above it where there is no room: the line being read stays free. */
+  place(span) {
+    const boxes = span.getClientRects();
+    const last = boxes[boxes.length - 1] ?? span.getBoundingClientRect();
+    const first = boxes[0] ?? last;
+    const { offsetWidth: width, offsetHeight: height } = this.box;
+    const below = last.bottom + 8;
+    const above = first.top - 8 - height;
+    const top = below + height <= innerHeight - 8 || above < 8 ? below : above;
+    const left = Math.max(8, Math.min(last.left - 12, document.documentElement.clientWidth - width - 8));
+    this.box.style.left = left + "px";
+    this.box.style.top = top + "px";
+  }
+}
+
+function cardContent(span, greedy) {
+  const { token, round, position } = span;
+  const head = make("div", "card-head");
+  head.append(make("code", "card-token", quoted(token.text)), make("span", "card-id", "id " + token.id));
+  const parts = [head, outcomeLine(token)];
+  const where = position < 0
+    ? "round " + (round.index + 1) + ", the target\u2019s own token"
+    : "round " + (round.index + 1) + ", " + (position + 1) + " of " + round.drafted.length + " drafted";
+  parts.push(make("p", "card-where", where));
+  if (token.p != null && (token.q != null || !greedy)) parts.push(bars(token));
+  if (token.q != null) parts.push(judgement(token, greedy));
+  else if (token.outcome === "corrected" && !greedy) parts.push(make("p", "card-test", RESIDUAL));
+  const rows = make("div", "card-tops");
+  if (token.top_target) rows.append(tops("target would say", token.top_target, token.id));
+  if (token.top_draft) rows.append(tops("draft would say", token.top_draft, token.id));
+  if (rows.childNodes.length) parts.push(rows);
+  return parts;
+}
+
+function outcomeLine(token) {
+  const line = make("p", "card-outcome");
+  line.dataset.kind = token.outcome;
+  line.textContent = OUTCOMES[token.outcome];
+  return line;
+}
+
+/** p and q as two short bars on the same scale; p alone for the target's own tokens. */
+function bars(token) {
+  const box = make("div", "card-bars");
+  box.append(bar("p, target", token.p, "p"));
+  if (token.q != null) box.append(bar("q, draft", token.q, "q"));
+  return box;
+}
+
+function bar(name, value, kind) {
+  const row = make("div", "card-bar");
+  const track = make("span", "card-track");
+  const filled = make("i", "fill-" + kind);
+  filled.style.width = 100 * (value ?? 0) + "%";
+  track.append(filled);
+  row.append(make("span", "card-name", name), track, make("b", "", probability(value)));
+  return row;
+}
+
+function judgement(token, greedy) {
+  if (token.outcome === "ignored") return make("p", "card-test", "Never judged.");
+  if (greedy) {
+    const same = token.outcome === "accepted";
+    return make("p", "card-test", "Greedy: " + (same ? "it is" : "it is not") + " the target\u2019s likeliest token.");
+  }
+  const ratio = token.q > 0 ? Math.min(1, token.p / token.q) : 1;
+  let words = "Accepted with probability min(1, p/q) = " + probability(ratio);
+  if (token.draw != null) words += "; drew " + probability(token.draw);
+  return make("p", "card-test", words + ".");
+}
+
+function tops(title, candidates, id) {
+  const table = make("div", "card-top");
+  table.append(make("p", "card-top-title", title));
+  for (const candidate of candidates) {
+    const row = make("p", candidate.id === id ? "card-candidate chosen" : "card-candidate");
+    row.append(make("code", "", quoted(candidate.text)), make("span", "", probability(candidate.p)));
+    table.append(row);
+  }
+  return table;
+}
+
+function probability(value) {
+  if (value == null) return "\u2013";
+  if (value > 0 && value < 0.005) return value < 0.0001 ? "<0.0001" : value.toFixed(4);
+  return value.toFixed(2);
+}

@@ -1,0 +1,153 @@
+/* One lane's text: tokens appended as they come, a block per line, so that a long text costs no more than a short one. */
+
+const KEPT = new Set(["accepted", "corrected", "bonus", "plain"]);
+const PROMPT_LINES = 4;
+const PROMPT_SHOWN = 320;
+
+/** The last lines of the prompt: enough to see what is being continued. */
+function promptEnd(prompt) {
+  const whole = prompt.replace(/\r\n?/g, "\n").trimStart();
+  const end = whole.slice(-PROMPT_SHOWN).split("\n").slice(-PROMPT_LINES).join("\n");
+  return visible(end.length < whole.length ? "\u2026" + end : end).split("\n");
+}
+
+class Pane {
+  constructor(section) {
+    this.section = section;
+    this.stream = section.querySelector(".stream");
+    this.note = section.querySelector(".pane-note");
+    this.rate = section.querySelector(".rate b");
+    this.bar = section.querySelector(".bar i");
+    this.following = true;
+    this.held = false;
+    this.stream.addEventListener("scroll", () => {
+      const below = this.stream.scrollHeight - this.stream.scrollTop - this.stream.clientHeight;
+      this.following = below < 24;
+    }, { passive: true });
+    this.clear();
+  }
+
+  clear() {
+    this.stream.replaceChildren();
+    this.line = null;
+    this.fresh = null;
+    this.text = "";
+    this.following = true;
+    this.current = null;
+    this.rate.textContent = "\u2013";
+    this.note.textContent = "";
+    this.bar.style.transform = "scaleX(0)";
+    this.section.dataset.state = "idle";
+  }
+
+  /** A hint where there is no text yet; `key` adds what each kind of chip means. */
+  hint(text, key = []) {
+    const list = make("dl", "key");
+    for (const { kind, meaning } of key) {
+      const chip = make("dt");
+      chip.append(make("span", "swatch", kind));
+      chip.firstChild.dataset.kind = kind;
+      list.append(chip, make("dd", "", meaning));
+    }
+    this.stream.replaceChildren(make("p", "hint", text), list);
+  }
+
+  open(run) {
+    this.clear();
+    this.section.dataset.state = "running";
+    this.goal = run.settings.max_new_tokens;
+    this.fresh = document.createDocumentFragment();
+    promptEnd(run.prompt).forEach((line, i, lines) => {
+      this.newLine();
+      this.line.append(make("span", "prompt", i < lines.length - 1 ? line + "\n" : line));
+    });
+    this.flush();
+  }
+
+  newLine() {
+    this.line = make("div", "line");
+    (this.fresh ||= document.createDocumentFragment()).append(this.line);
+  }
+
+  add(round) {
+    round.drafted.forEach((token, i) => this.addToken(token, round, i));
+    if (round.emitted) this.addToken(round.emitted, round, -1);
+  }
+
+  addToken(token, round, position) {
+    const kept = KEPT.has(token.outcome);
+    const span = make("span", "t");
+    span.dataset.outcome = token.outcome;
+    if (token.p != null) span.dataset.p = token.p;
+    if (token.q != null) span.dataset.q = token.q;
+    span.token = token;
+    span.round = round;
+    span.position = position;
+    fill(span, token.text, !kept);
+    if (!this.line) this.newLine();
+    this.line.append(span);
+    this.current ||= this.entry(span);
+    if (!kept) return;
+    this.text += token.text;
+    if (token.text.endsWith("\n")) this.line = null;
+  }
+
+  /** The one token that Tab reaches; arrow keys go on from there. */
+  entry(span) {
+    if (this.current) this.current.removeAttribute("tabindex");
+    span.tabIndex = 0;
+    return (this.current = span);
+  }
+
+  /** Show what was added since the last flush. */
+  flush() {
+    if (this.fresh) {
+      this.stream.append(this.fresh);
+      this.fresh = null;
+    }
+    if (this.following && !this.held) this.stream.scrollTop = this.stream.scrollHeight;
+  }
+
+  progress(tokens, rate) {
+    this.rate.textContent = rate ? rate.toFixed(rate < 100 ? 1 : 0) : "\u2013";
+    this.bar.style.transform = "scaleX(" + Math.min(1, tokens / this.goal) + ")";
+  }
+
+  end(run) {
+    this.section.dataset.state = run.stop_reason === "cancelled" ? "stopped" : "done";
+    const words = { eos: "end of text", length: "length reached", cancelled: "stopped" };
+    const seconds = run.metrics.seconds;
+    this.note.textContent = run.metrics.new_tokens + " tokens in " + seconds.toFixed(2) + " s, " + words[run.stop_reason];
+    this.section.querySelector(".bar").title = words[run.stop_reason];
+  }
+
+  tokens() {
+    return this.stream.querySelectorAll(".t");
+  }
+
+  /** The neighbour of a token that an arrow key leads to; undefined at the ends. */
+  neighbour(span, key) {
+    const all = [...this.tokens()].filter((each) => each.offsetParent !== null);
+    const at = all.indexOf(span);
+    if (key === "ArrowRight") return all[at + 1];
+    if (key === "ArrowLeft") return all[at - 1];
+    if (key === "Home") return all[0];
+    if (key === "End") return all[all.length - 1];
+    return this.nearestOnNextLine(all, at, key === "ArrowDown" ? 1 : -1);
+  }
+
+  nearestOnNextLine(all, at, step) {
+    const from = all[at].getBoundingClientRect();
+    let best;
+    let lineTop;
+    for (let i = at + step; all[i]; i += step) {
+      const box = all[i].getBoundingClientRect();
+      if (Math.abs(box.top - from.top) < 4) continue;
+      lineTop ??= box.top;
+      if (Math.abs(box.top - lineTop) > 4) break;
+      const distance = Math.abs(box.left - from.left);
+      if (!best || distance < best.distance) best = { distance, span: all[i] };
+    }
+    return best?.span;
+  }
+}

@@ -30,7 +30,13 @@ def build(engine: Engine, public: bool = False) -> gr.Blocks:
     playground = Playground(engine, device, **({"most_new_tokens": PUBLIC_TOKENS} if public else {}))
     with gr.Blocks(title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False) as page:
         header = gr.HTML(_header(environment, engine), elem_id="header", apply_default_css=False, js_on_load=None)
-        controls = sidebar(pair_name(environment), engine.settings, methods, most=playground.most_new_tokens)
+        controls = sidebar(
+            pair_name(environment),
+            engine.settings,
+            methods,
+            most=playground.most_new_tokens,
+            layers=environment["target"]["layers"],
+        )
         with gr.Tabs(elem_id="tabs"), gr.Tab("Playground", id="playground"):
             playground.build(controls)
         _keep_header_true(engine, header, controls)

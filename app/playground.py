@@ -21,6 +21,8 @@ from core.records import SCHEMA, Run
 CONTROLS = (
     "method",
     "draft_length",
+    "tree",
+    "exit_layer",
     "temperature",
     "top_k",
     "top_p",
@@ -56,6 +58,8 @@ class Playground:
         prompt: str,
         method: str = "draft",
         draft_length: str | int = "auto",
+        tree: str = "auto",
+        exit_layer: str | int = "auto",
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -74,6 +78,8 @@ class Playground:
         controls = {
             "method": method,
             "draft_length": draft_length,
+            "tree": tree,
+            "exit_layer": exit_layer,
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,

@@ -6,11 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from core.drafting.tree import parse_shape
 from core.errors import UserError
 from core.records import METHODS, Settings
 
 LONGEST_DRAFT = 16
 MOST_NEW_TOKENS = 4096
+MOST_LAYERS = 1024
 MAX_SEED = 2**32 - 1
 
 
@@ -20,6 +22,8 @@ def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **c
         base,
         method=_method(controls["method"]),
         draft_length=_draft_length(controls["draft_length"]),
+        tree=_tree(controls["tree"]),
+        exit_layer=_exit_layer(controls["exit_layer"]),
         temperature=_number("Temperature", controls["temperature"], 0, 5),
         top_k=int(_number("Top-k", controls["top_k"], 0, 1_000_000)),
         top_p=_number("Top-p", controls["top_p"], 0, 1, above=True),
@@ -49,6 +53,17 @@ def _draft_length(value: Any) -> Any:
     if value == "auto":
         return "auto"
     return int(_number("Draft length", value, 1, LONGEST_DRAFT))
+
+
+def _tree(value: Any) -> str | None:
+    if value in (None, "", "auto"):
+        return None
+    parse_shape(str(value))
+    return str(value)
+
+
+def _exit_layer(value: Any) -> int | None:
+    return None if value in (None, "auto") else int(_number("Exit layer", value, 1, MOST_LAYERS))
 
 
 def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> float:

@@ -27,9 +27,10 @@ PRECISION_NAMES = {
 
 
 def sidebar(
-    pair: str, settings: Settings, reasons: dict[str, str | None], most: int = MOST_NEW_TOKENS
+    pair: str, settings: Settings, reasons: dict[str, str | None], most: int = MOST_NEW_TOKENS, layers: int = 2
 ) -> dict[str, Any]:
-    """The controls by name; `reasons` says of each method why this pair cannot use it (None: it can)."""
+    """The controls by name; `reasons` says of each method why this pair cannot use it (None: it can), `layers` how
+    many the target has."""
     with gr.Sidebar(width=288, elem_id="sidebar"):
         controls: dict[str, Any] = {
             "pair": gr.Dropdown(
@@ -51,6 +52,7 @@ def sidebar(
             "method": _methods(settings.method, reasons),
         }
         _refused(reasons)
+        controls |= _shape(settings, controls["method"], layers)
         controls |= _numbers(settings, most)
         gr.HTML(_HELP, elem_id="help", apply_default_css=False, js_on_load=None)
     return controls
@@ -74,6 +76,37 @@ def _refused(reasons: dict[str, str | None]) -> None:
     if refused:
         lines = "\n".join(f"**{name}**: {reason}  " for name, reason in refused.items())
         gr.Markdown(f"Not with this pair\n\n{lines}", elem_id="refused")
+
+
+def _shape(settings: Settings, method: gr.Radio, layers: int) -> dict[str, Any]:
+    """What only one method asks for, shown with it."""
+    tree = gr.Textbox(
+        settings.tree or "auto",
+        label="Tree",
+        info="Children by depth: 3x2x1 is three first tokens, two continuations of each, one of each of those. Auto "
+        "follows which branches are accepted and what a pass costs; the draft length does not matter here.",
+        visible=settings.method == "tree",
+        max_lines=1,
+        elem_id="tree",
+    )
+    exit_layer = gr.Dropdown(
+        [("auto", "auto"), *((str(n), n) for n in range(1, layers))],
+        value=settings.exit_layer or "auto",
+        label="Exit layer",
+        info=f"After which of the target's {layers} layers the drafting pass stops. Auto takes a quarter of them.",
+        visible=settings.method == "early-exit",
+        filterable=False,
+        elem_id="exit-layer",
+    )
+    method.change(
+        lambda chosen: (gr.update(visible=chosen == "tree"), gr.update(visible=chosen == "early-exit")),
+        method,
+        [tree, exit_layer],
+        show_progress="hidden",
+        queue=False,
+        api_visibility="private",
+    )
+    return {"tree": tree, "exit_layer": exit_layer}
 
 
 def _numbers(settings: Settings, most: int) -> dict[str, Any]:

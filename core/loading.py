@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import (
     GenerationConfig,
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging as transformers_logging
 
 from core.errors import UserError
 from core.hub import fetch
@@ -34,6 +36,9 @@ POCKET_NAME = "pocket"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PRECISIONS = ("auto", "nf4", *DTYPES)
 Progress = Callable[[str], None]
+
+transformers_logging.disable_progress_bar()  # progress is ours to show
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # tells of a kernel it does without
 
 
 def silent(message: str) -> None:

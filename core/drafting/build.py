@@ -62,7 +62,7 @@ def build_drafter(
     draft_costs = pair.draft.measure_costs()
     runner = resources.enter_context(pair.draft.lease())
     if method == "tree":
-        return _build_tree(runner, sampling, settings.tree, costs, draft_costs)
+        return _build_tree(runner, sampling, settings.tree, pair.draft.context_length, costs, draft_costs)
     if pair.translation:
         model = TranslateDrafter(runner, sampling, pair.translation, pair.draft.context_length)
     else:
@@ -76,13 +76,13 @@ def _controller(settings: Settings, target: Seconds, draft: Seconds) -> Controll
 
 
 def _build_tree(
-    runner: AnyRunner, sampling: Sampling, spec: str | None, target: Seconds, draft: Seconds
+    runner: AnyRunner, sampling: Sampling, spec: str | None, limit: int, target: Seconds, draft: Seconds
 ) -> tuple[Drafter, Controller]:
     if spec in (None, "auto"):
         adaptive = AdaptiveShape(target, draft)
-        return TreeDrafter(runner, sampling, adaptive), adaptive
+        return TreeDrafter(runner, sampling, adaptive, limit), adaptive
     shape = parse_shape(spec)
-    return TreeDrafter(runner, sampling, lambda: shape), Fixed(len(shape))
+    return TreeDrafter(runner, sampling, lambda: shape, limit), Fixed(len(shape))
 
 
 def exit_layer(pair: Pair, asked: int | None) -> int:

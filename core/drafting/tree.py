@@ -16,19 +16,19 @@ from core.records import Round
 from core.runner import Runner
 from core.sampling import Sampling, draw
 
-MOST_NODES = 64
+MOST_NODES, MOST_LEVELS = 64, 16
 Shape = tuple[int, ...]
 """Children of every node by depth: (4, 2, 1) is four first tokens, two continuations of each, one of each of those."""
 
 
 def parse_shape(text: str) -> Shape:
     """ "4x2x1" -> (4, 2, 1)."""
-    try:
-        shape = tuple(int(part) for part in text.lower().split("x"))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise UserError(f"A tree is written as children by depth, such as 4x2x1; {text!r} is not.")
+    parts = text.lower().split("x", MOST_LEVELS)
+    shape = tuple(int(part) for part in parts if part.isdecimal() and len(part) < 3)
+    if len(shape) < len(parts) or min(shape) < 1:
+        raise UserError(
+            f"A tree is written as children by depth, up to {MOST_LEVELS} deep, such as 4x2x1; {text[:40]!r} is not."
+        )
     if count_nodes(shape) > MOST_NODES:
         raise UserError(f"The tree {text} has {count_nodes(shape):,} nodes; at most {MOST_NODES} fit in a pass.")
     return shape
@@ -42,15 +42,22 @@ class TreeDrafter:
     """Grows a tree level by level from a draft model's runner.
 
     Siblings are the likeliest tokens (greedy) or drawn one after the other, with or without replacement. Each level is
-    one pass over the tree so far: the passes are as many as a chain of the same depth takes.
+    one pass over the tree so far: the passes are as many as a chain of the same depth takes. `limit`: how many tokens
+    fit in the draft's context.
     """
 
     def __init__(
-        self, runner: Runner, sampling: Sampling, shape: Callable[[], Shape], replacement: bool = False
+        self,
+        runner: Runner,
+        sampling: Sampling,
+        shape: Callable[[], Shape],
+        limit: int | None = None,
+        replacement: bool = False,
     ) -> None:
         self.runner = runner
         self._sampling = sampling
         self._shape = shape
+        self._limit = limit
         self._replacement = replacement
         self._committed = 0
 
@@ -58,9 +65,13 @@ class TreeDrafter:
         return count_nodes(self._shape()[:length])
 
     def prefill(self, context: list[int], stop: Stop) -> float:
-        return prefill(self.runner, context, stop)
+        return prefill(self.runner, context[: self._limit], stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        if self._limit is not None:
+            length = min(length, self._limit - len(context) + 1)  # the last level is not fed
+        if length < 1:
+            return Draft.none(self.runner.device)
         tokens: list[int] = []
         parents: list[int] = []
         probs: list[Tensor] = []

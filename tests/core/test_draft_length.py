@@ -1,0 +1,120 @@
+"""Draft length: fixed, or chosen before each round from costs and past outcomes alone."""
+
+import random
+
+import pytest
+
+from core.draft_length import Adaptive, Fixed
+from core.drafting.tree import AdaptiveShape
+from core.errors import UserError
+from core.records import Round, Token
+from core.theory import best_length
+
+
+def flat(seconds):
+    return lambda n: seconds
+
+
+def play(controller, alpha, rounds, seed=0):
+    """Let a drafter whose tokens are each accepted with chance alpha run; the lengths chosen."""
+    chance = random.Random(seed)
+    lengths = []
+    for _ in range(rounds):
+        length = controller.next()
+        lengths.append(length)
+        accepted = next((i for i in range(length) if chance.random() >= alpha), length)
+        outcomes = ["accepted"] * accepted + ["rejected"] * (accepted < length)
+        outcomes += ["ignored"] * (length - len(outcomes))
+        drafted = [Token(1, "", o, parent=i - 1 if i else None) for i, o in enumerate(outcomes)]
+        emitted = "plain" if not length else "bonus" if accepted == length else "corrected"
+        controller.observe(Round(0, drafted, Token(1, "", emitted)))
+    return lengths
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+@pytest.mark.parametrize("length", [1, 64])
+def test_fixed_is_what_was_asked(length):
+    assert play(Fixed(length), 0.5, 5) == [length] * 5
+
+
+@pytest.mark.parametrize("length", [0, -1, 65, 1000])
+def test_absurd_lengths_are_refused(length):
+    with pytest.raises(UserError, match=rf"between 1 and 64, or auto; {length} is not"):
+        Fixed(length)
+
+
+@pytest.mark.parametrize("alpha, c", [(0.8, 0.1), (0.8, 0.3), (0.6, 0.2), (0.9, 0.05)])
+def test_settles_near_the_best_length(alpha, c):
+    """With independent acceptance and flat costs the optimum is Leviathan's."""
+    lengths = play(Adaptive(flat(1.0), flat(c)), alpha, 400)
+    assert mean(lengths[100:]) == pytest.approx(min(best_length(alpha, c), 16), rel=0.5, abs=1.5)
+
+
+def test_gives_up_on_a_hopeless_drafter_but_probes():
+    """Nothing is ever accepted: plain steps, with a short probe now and then, ever more rarely."""
+    lengths = play(Adaptive(flat(1.0), flat(0.2)), 0.0, 300)
+    late = lengths[100:]
+    assert set(late) == {0, 1}
+    assert 1 <= late.count(1) <= 6
+
+
+def test_recovers_when_acceptance_changes_halfway():
+    """The text turns easy: probing finds out, and drafting resumes."""
+    controller = Adaptive(flat(1.0), flat(0.2))
+    assert mean(play(controller, 0.0, 60)[30:]) < 0.5
+    assert mean(play(controller, 0.95, 300)[200:]) > 3
+
+
+def test_backs_off_when_acceptance_falls_halfway():
+    controller = Adaptive(flat(1.0), flat(0.2))
+    assert mean(play(controller, 0.95, 100)[50:]) > 3
+    assert mean(play(controller, 0.05, 100)[50:]) < 0.5
+
+
+def test_steep_verification_shortens_drafts():
+    """Where every further row costs, fewer tokens are drafted than where rows are free."""
+    cheap = play(Adaptive(flat(1.0), flat(0.05)), 0.8, 200)
+    dear = play(Adaptive(lambda n: 1.0 + 0.3 * n, flat(0.05)), 0.8, 200)
+    assert mean(dear[50:]) < mean(cheap[50:]) / 2
+
+
+def test_free_drafts_are_long():
+    """n-gram drafts cost nothing, and verification is flat: as long as allowed."""
+    assert mean(play(Adaptive(flat(1.0), flat(0.0), longest=8), 0.95, 200)[50:]) > 7
+
+
+def test_same_costs_and_outcomes_same_lengths():
+    """A pure function: two controllers that saw the same choose the same."""
+    one, other = (play(Adaptive(lambda n: 1 + 0.05 * n, flat(0.1)), 0.7, 200, seed=3) for _ in range(2))
+    assert one == other
+
+
+def test_what_was_not_judged_teaches_nothing():
+    """Ignored tokens neither raise nor lower the estimate."""
+    one, other = Adaptive(flat(1.0), flat(0.1)), Adaptive(flat(1.0), flat(0.1))
+    rejected, ignored = Token(1, "", "rejected"), Token(1, "", "ignored", parent=0)
+    for _ in range(5):
+        one.observe(Round(0, [rejected]))
+        other.observe(Round(0, [rejected, ignored]))
+        assert one.next() == other.next()
+
+
+def test_tree_grows_wide_where_second_guesses_are_right():
+    """The shape follows the acceptance by rank: wide where the second sibling is often the one, else a chain."""
+
+    def shape_after(outcomes: list[str]) -> tuple[int, ...]:
+        shape = AdaptiveShape(lambda n: 1 + 0.02 * n, lambda n: 0.1)
+        for index in range(60):
+            siblings = [Token(i, "", outcome) for i, outcome in enumerate(outcomes)]
+            shape.observe(Round(index, siblings))
+        shape.next()
+        return shape()
+
+    second_is_right = shape_after(["rejected", "accepted", "ignored"])
+    first_is_right = shape_after(["accepted", "ignored", "ignored"])
+    assert second_is_right[0] >= 2
+    assert set(first_is_right) == {1}
+    assert len(first_is_right) > 3

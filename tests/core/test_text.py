@@ -1,0 +1,106 @@
+"""Text as it streams: characters whole, nothing lost, nothing shown twice."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from core.records import Token
+from core.text import REPLACEMENT, Detokenizer
+
+TEXTS = [
+    "the quick brown fox",
+    "smile 🙂 and 👩‍👩‍👧 wave 👋🏽",
+    "中文字符，日本語、한국어",
+    "été naïve Ωmega",
+    "\n\n  two lines\tand\r\n   spaces   ",
+    "<script>alert(`${1+1}`)</script> {{x}} \u202eright\u0007",
+    "🙂",
+]
+
+
+def stream(tokenizer, ids, prompt=()):
+    text = Detokenizer(tokenizer, list(prompt))
+    return [text.push(i) for i in ids]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_concatenation_is_the_text(tokenizer, text):
+    """Token texts add up to exactly the text, at every token to a prefix of it, never with a replacement character."""
+    ids = tokenizer.encode(text)
+    parts = stream(tokenizer, ids, prompt=tokenizer.encode("the lazy dog"))
+    assert "".join(parts) == text
+    assert not any(REPLACEMENT in part for part in parts)
+
+
+@pytest.mark.parametrize("text", ["🙂", "中", "é"])
+def test_the_token_that_completes_a_character_carries_it(tokenizer, text):
+    """Bytes before it show nothing; they are split over as many tokens as bytes here."""
+    parts = stream(tokenizer, tokenizer.encode(text))
+    assert len(parts) == len(text.encode())
+    assert parts == [""] * (len(parts) - 1) + [text]
+
+
+def test_whole_characters_after_broken_bytes(tokenizer):
+    """Bytes that belong to no character are shown as such, and do not spoil the character after them."""
+    broken, whole = tokenizer.encode("中")[:2], tokenizer.encode("字")
+    parts = stream(tokenizer, [*broken, *whole, *tokenizer.encode(" fox")])
+    assert "".join(parts) == REPLACEMENT + "字 fox"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer, seed):
+    """Whatever a model says: the parts are the tokenizer's own text, but for a character unfinished at the end."""
+    ids = random.Random(seed).choices([i for i in tokenizer.get_vocab().values() if i], k=60)
+    whole = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    streamed = "".join(stream(tokenizer, ids))
+    assert whole.startswith(streamed)
+    assert set(whole[len(streamed) :]) <= {REPLACEMENT}
+
+
+def test_peek_does_not_commit(tokenizer):
+    """Drafted tokens get their text after their parents; what follows is as if nobody had looked."""
+    text = Detokenizer(tokenizer, tokenizer.encode("the"))
+    ids = tokenizer.encode(" fox 🙂")
+    chain = [None, *range(len(ids) - 1)]
+    assert "".join(text.peek(ids, chain)) == " fox 🙂"
+    assert text.peek(ids, chain) == text.peek(ids, chain)
+    assert "".join(text.push(i) for i in ids) == " fox 🙂"
+
+
+def test_peek_follows_the_branches_of_a_tree(tokenizer):
+    """Two siblings complete the same half character differently."""
+    text = Detokenizer(tokenizer, [])
+    *common, last = tokenizer.encode("中")
+    *same, other = tokenizer.encode("丮")
+    assert common == same
+    for i in common:
+        text.push(i)
+    assert text.peek([last, other, last], [None, None, 1]) == ["中", "丮", ""]
+
+
+def test_special_tokens_show_in_the_stream_but_not_in_the_text(tokenizer):
+    text = Detokenizer(tokenizer, [])
+    end = tokenizer.eos_token_id
+    tokens = [Token(i, text.push(i), "plain") for i in [*tokenizer.encode("fox"), end, *tokenizer.encode("dog")]]
+    assert [t.text for t in tokens if t.id == end] == ["<|end|>"]
+    assert text.visible(tokens) == "foxdog"
+
+
+def test_alone_shows_a_token_without_context(tokenizer):
+    half = tokenizer.encode("中")[0]
+    assert Detokenizer(tokenizer, []).alone(half) == REPLACEMENT
+
+
+def test_leading_space_marks_of_sentencepiece_are_kept():
+    """Such tokenizers drop the space before a first word; only the first token of a text is one."""
+    pieces = ["▁the", "▁fox", "s", "▁", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
+    model = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
+    model.pre_tokenizer = pre_tokenizers.Metaspace()
+    model.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model)
+    parts = stream(tokenizer, [1, 2, 0, 4, 5, 6, 7, 0], prompt=[0])
+    assert parts == [" fox", "s", " the", "", "", "", "🙂", " the"]

@@ -1,0 +1,61 @@
+import threading
+
+import pytest
+
+from app.device import Device
+from app.stops import Stops
+from core.errors import UserError
+
+
+def test_turns_come_in_order_of_arrival() -> None:
+    device = Device()
+    with device.turn() as first:
+        assert first.wait(0)
+        assert first.ahead == 0
+        with device.turn() as second, device.turn() as third:
+            assert (second.ahead, third.ahead) == (1, 2)
+            assert not second.wait(0.01)
+    with device.turn() as again:
+        assert again.wait(0)
+
+
+def test_a_turn_is_told_when_the_device_is_free() -> None:
+    device = Device()
+    entered = threading.Event()
+
+    def visitor() -> None:
+        with device.turn() as turn:
+            while not turn.wait(5):
+                pass
+            entered.set()
+
+    with device.turn():
+        thread = threading.Thread(target=visitor)
+        thread.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(2)
+    thread.join()
+
+
+def test_leaving_frees_the_place_also_after_an_error() -> None:
+    device = Device()
+    with pytest.raises(RuntimeError), device.turn():
+        raise RuntimeError
+    with device.turn() as turn:
+        assert turn.ahead == 0
+
+
+def test_a_full_queue_says_so() -> None:
+    device = Device(longest=1)
+    with device.turn(), pytest.raises(UserError, match="waiting already"), device.turn():
+        pass
+
+
+def test_stop_reaches_ones_own_runs_only() -> None:
+    stops = Stops()
+    with stops.watch("ann") as ann, stops.watch("ann") as second, stops.watch("bob") as bob:
+        assert stops.stop("ann") == 2
+        assert ann.is_set()
+        assert second.is_set()
+        assert not bob.is_set()
+    assert stops.stop("ann") == 0

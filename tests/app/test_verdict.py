@@ -1,0 +1,63 @@
+from app.verdict import inactive, verdict, why_slower
+from core.metrics import Divergence
+from core.records import Round, Run, Settings, Token
+
+
+def token(outcome: str) -> Token:
+    return Token(1, "a", outcome, p=1.0)  # type: ignore[arg-type]
+
+
+def plain_run(steps: int = 10, seconds: float = 0.010) -> Run:
+    rounds = [Round(i, [], token("plain"), 0.0, seconds) for i in range(steps)]
+    return Run(Settings(method="plain"), {}, "", [], [1] * steps, rounds=rounds, stop_reason="length")
+
+
+def speculative_run(accepted: int, drafted: int, draft: float, verify: float, temperature: float = 0.0) -> Run:
+    tokens = [token("accepted")] * accepted
+    if accepted < drafted:
+        tokens += [token("rejected"), *[token("ignored")] * (drafted - accepted - 1)]
+    last = token("bonus" if accepted == drafted else "corrected")
+    rounds = [Round(i, tokens, last, draft, verify) for i in range(5)]
+    ids = [1] * (5 * (accepted + 1))
+    return Run(Settings(temperature=temperature), {}, "", [], ids, rounds=rounds, stop_reason="length")
+
+
+def test_greedy_texts_are_identical_or_part_somewhere() -> None:
+    fast, slow = speculative_run(3, 4, 0.001, 0.010), plain_run()
+    assert verdict(fast, slow, None).text == "Identical to plain decoding, all 20 tokens."
+    parted = verdict(fast, slow, Divergence(6, "a", "b", 0.0004))
+    assert parted.kind == "diverged"
+    assert "token 7" in parted.text
+    assert "'a'" in parted.text
+    assert "0.0004" in parted.text
+
+
+def test_sampled_texts_differ_by_chance() -> None:
+    assert verdict(speculative_run(3, 4, 0.001, 0.010, temperature=1.0), plain_run(), None).kind == "chance"
+
+
+def test_a_stopped_race_speaks_of_what_both_wrote() -> None:
+    stopped = plain_run(4)
+    stopped.stop_reason = "cancelled"
+    found = verdict(speculative_run(3, 4, 0.001, 0.010), stopped, None)
+    assert "The 4 tokens that both lanes wrote are identical" in found.text
+
+
+def test_nothing_is_explained_where_speculation_won() -> None:
+    assert why_slower(speculative_run(3, 4, 0.001, 0.012), plain_run()) is None
+
+
+def test_the_main_cost_is_named() -> None:
+    assert "acceptance" in (why_slower(speculative_run(0, 5, 0.001, 0.012), plain_run()) or "")
+    assert "verification" in (why_slower(speculative_run(4, 4, 0.002, 0.080), plain_run()) or "")
+    assert "drafting" in (why_slower(speculative_run(4, 4, 0.080, 0.011), plain_run()) or "")
+
+
+def test_rounds_without_drafts_are_named() -> None:
+    silent = speculative_run(0, 0, 0.0, 0.011)
+    assert "proposed nothing in 5 rounds" in (inactive(silent) or "")
+    assert inactive(speculative_run(3, 4, 0.001, 0.012)) is None
+    mostly = speculative_run(0, 1, 0.001, 0.012)
+    for round_ in mostly.rounds[1:]:
+        round_.drafted = []
+    assert "4 of 5 rounds were plain steps" in (why_slower(mostly, plain_run()) or "")

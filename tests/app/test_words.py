@@ -1,0 +1,85 @@
+"""Arguments, the header's facts, the prompt chips, and the controls of the sidebar."""
+
+import socket
+from pathlib import Path
+
+import gradio as gr
+import pytest
+from fakes import ENVIRONMENT
+
+from app.arguments import read_arguments
+from app.header import facts, header_html
+from app.playground import FALLBACK, starting_prompts
+from app.sidebar import METHODS, sidebar
+from core.records import METHODS as ALL_METHODS
+from core.records import Settings
+
+
+def test_the_header_names_device_pair_precision_memory_and_speculation() -> None:
+    assert facts(ENVIRONMENT, Settings(draft_length=4)) == [
+        "2 CPU cores",
+        "pocket 27M + pocket-draft 1.7M",
+        "NF4 + fp32",
+        "33 MB of weights",
+        "speculation on, draft length 4",
+    ]
+    assert facts(ENVIRONMENT, Settings(method="plain"))[-1] == "speculation off"
+
+
+def test_model_names_are_escaped_and_folders_cut() -> None:
+    model = {"name": "/models/<b>x</b>", "precision": "bf16", "parameters": 5, "weight_bytes": 10}
+    found = facts({**ENVIRONMENT, "target": model, "draft": None}, Settings())
+    assert "models" not in found[1]
+    assert "<b>" not in header_html(["<b>"])
+
+
+def test_the_page_starts_with_prompts_also_without_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert all(prompt.name and prompt.text.strip() for prompt in starting_prompts())
+    monkeypatch.setattr("core.prompts.PROMPTS", tmp_path / "none.toml")
+    assert starting_prompts() == [FALLBACK]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "0"],
+        ["--port", "99999"],
+        ["--port", "x"],
+        ["--auth", "ann"],
+        ["--auth", ":secret"],
+        ["--draft", "some/model"],
+        ["--precision", "int3"],
+        ["--host", "203.0.113.1", "--port", "7860"],
+        ["--nonsense"],
+    ],
+)
+def test_bad_arguments_end_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_arguments(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip()
+
+
+def test_a_taken_port_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SystemExit):
+            read_arguments(["--port", str(taken.getsockname()[1])])
+    assert "Cannot listen" in capsys.readouterr().err
+
+
+def test_arguments_are_read() -> None:
+    chosen = read_arguments(["--target", "a/b", "--auth", "ann:pass:word"])
+    assert (chosen.target, chosen.auth, chosen.host) == ("a/b", ("ann", "pass:word"), "127.0.0.1")
+
+
+def test_every_method_has_a_sentence_and_the_unusable_ones_a_reason() -> None:
+    assert set(METHODS) == set(ALL_METHODS)
+    with gr.Blocks() as page:
+        controls = sidebar("pocket", Settings(), {"draft": "no draft model", "ngram": None, "plain": None})
+    method = controls["method"]
+    assert [value for _, value in method.choices] == ["ngram", "plain"]
+    assert method.value == "ngram"
+    texts = [block.value for block in page.blocks.values() if isinstance(block, gr.Markdown)]
+    assert any("no draft model" in text for text in texts)

@@ -1,0 +1,122 @@
+"""A real page in Chromium: over a tiny pair through the front door, and over a scripted engine where timing matters.
+
+Without Chromium or playwright these tests are skipped with a reason; with REQUIRE_BROWSER=1 they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "app"), str(Path(__file__).parent)]
+
+from driving import ARGUMENTS, free_port  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.browser)
+
+
+def unavailable(reason: str) -> Any:
+    if os.environ.get("REQUIRE_BROWSER") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        unavailable("playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        unavailable("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `python app.py` over a tiny pair made for the occasion."""
+    from tiny_pair import make_pair
+
+    target, draft = make_pair(tmp_path_factory.mktemp("pair"))
+    command = [sys.executable, "app.py", "--target", str(target), "--draft", str(draft), "--precision", "fp32"]
+    log = tmp_path_factory.mktemp("log") / "app.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(free_port())], cwd=ROOT, stdout=subprocess.PIPE, stderr=output, text=True
+        )
+        assert process.stdout
+        address = next((m[1] for line in process.stdout if (m := re.search(r"Ready: (\S+)", line))), None)
+        assert address, log.read_text()
+        yield address
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[tuple[Any, str]]:
+    """An engine that says what it is told, and the address of a page over it."""
+    from fakes import FakeEngine
+
+    from app.page import build, launch_options
+
+    engine = FakeEngine()
+    page = build(engine)
+    _, address, _ = page.launch(server_port=free_port(), prevent_thread_lock=True, quiet=True, **launch_options())
+    yield engine, address
+    page.close()
+
+
+@pytest.fixture
+def engine(scripted: tuple[Any, str]) -> Any:
+    """The scripted engine, as new."""
+    from fakes import CODE, pieces
+
+    scripted[0].texts, scripted[0].pace, scripted[0].acceptance = pieces(CODE), 0.0, 0.78
+    return scripted[0]
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Any]:
+    """Open an address as a new visitor; at the end no visitor may have asked another host or met a script error."""
+    contexts, trouble = [], []
+
+    def open_(address: str, **options: Any) -> Any:
+        context = chromium.new_context(viewport={"width": 1440, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("request", lambda request: _own(request.url, address) or trouble.append(request.url))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.goto(address)
+        page.wait_for_selector("#run")
+        page.wait_for_function("document.querySelector('.race')?.race")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not trouble
+
+
+def _own(url: str, address: str) -> bool:
+    return url.startswith((address, "data:", "blob:"))

@@ -1,0 +1,42 @@
+"""What tests and measurements do to a page."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_to_end(page: Any) -> None:
+    """Press Run and wait for the end of the race."""
+    page.click("#run")
+    wait_idle(page)
+
+
+def wait_idle(page: Any) -> None:
+    page.wait_for_function(
+        "document.querySelector('.race').dataset.state === 'idle'"
+        " && !['idle', 'starting'].includes(document.querySelector('.status').dataset.kind)"
+    )
+
+
+def set_number(page: Any, label: str, value: float) -> None:
+    page.get_by_label(label, exact=True).first.fill(str(value))
+
+
+def status(page: Any) -> str:
+    return page.inner_text(".race .status-text")

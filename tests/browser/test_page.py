@@ -1,0 +1,193 @@
+"""What a person does on the page: keys, toggles, copying, waiting, the card of a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from driving import run_to_end, set_number, status, wait_idle
+
+STRUCK = '#speculative-stream [data-outcome="rejected"], #speculative-stream [data-outcome="ignored"]'
+FOCUSED = "document.activeElement.closest('.t')?.textContent ?? null"
+
+
+@pytest.fixture
+def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
+    return visit(scripted[1])
+
+
+def test_the_page_opens_ready_to_run(page: Any) -> None:
+    page.wait_for_function("document.activeElement.id === 'run'")
+    assert page.input_value("#prompt textarea").strip()
+    assert status(page).startswith("Press Run")
+    assert "Speculative Decoding Playground" in page.inner_text("#header")
+    assert "speculation on, draft length 5" in page.inner_text("#header")
+
+
+def test_the_header_follows_the_controls(page: Any) -> None:
+    page.get_by_label("Plain only").check()
+    page.wait_for_function("document.querySelector('#header').innerText.includes('speculation off')")
+    run_to_end(page)
+    assert "Speculation is off" in status(page)
+    assert page.locator("#plain-stream .t").count() == 128
+
+
+def test_keys_run_and_stop(page: Any, engine: Any) -> None:
+    engine.pace = 3.0
+    page.focus("#prompt textarea")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#speculative-stream .t")
+    page.keyboard.press("Escape")
+    wait_idle(page)
+    assert status(page).startswith("Stopped")
+
+
+def test_struck_tokens_can_be_hidden(page: Any) -> None:
+    run_to_end(page)
+    struck = page.locator(STRUCK)
+    assert struck.count() > 0
+    assert struck.first.is_visible()
+    page.click("#hide-struck")
+    assert not any(struck.nth(i).is_visible() for i in range(struck.count()))
+    assert page.get_attribute("#hide-struck", "aria-pressed") == "true"
+    page.click("#hide-struck")
+    assert struck.first.is_visible()
+
+
+def test_copying_takes_the_output_only(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    engine.texts = ["a", " b\n", "\x07c", "😀"]
+    page = visit(scripted[1], permissions=["clipboard-read", "clipboard-write"])
+    run_to_end(page)
+    text = page.evaluate("document.querySelector('.race').race.documents.plain.text")
+    assert "\x07" in text
+    page.click("#copy-text")
+    page.wait_for_function("document.querySelector('#copy-text').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == text
+    page.evaluate("document.getSelection().selectAllChildren(document.querySelector('#speculative-stream'))")
+    page.keyboard.press("Control+c")
+    assert page.evaluate("navigator.clipboard.readText()") == text
+
+
+def test_arrow_keys_walk_through_tokens_and_show_their_card(page: Any) -> None:
+    run_to_end(page)
+    page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
+    page.focus("#speculative-stream .t[tabindex='0']")
+    first = page.evaluate(FOCUSED)
+    card = page.locator("#token-card")
+    assert card.is_visible()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(FOCUSED) is not None
+    assert card.is_visible()
+    page.keyboard.press("Home")
+    assert page.evaluate(FOCUSED) == first
+    assert page.locator("#speculative-stream .t[tabindex='0']").count() == 1
+    page.keyboard.press("Escape")
+    assert not card.is_visible()
+
+
+def test_the_card_tells_a_tokens_story_and_leaves_its_line_free(page: Any) -> None:
+    set_number(page, "number input for Temperature", 0.7)
+    run_to_end(page)
+    page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
+    token = page.locator('#speculative-stream [data-outcome="rejected"]').first
+    token.hover()
+    card = page.locator("#token-card")
+    card.wait_for(state="visible")
+    words = card.inner_text()
+    assert "Rejected" in words
+    assert "min(1, p/q) = 0.09; drew 0.41" in words
+    assert "target would say" in words
+    assert "draft would say" in words
+    assert token.get_attribute("aria-describedby") == "token-card"
+    at, box = token.bounding_box(), card.bounding_box()
+    assert at
+    assert box
+    assert box["y"] >= at["y"] + at["height"] or box["y"] + box["height"] <= at["y"]
+
+
+def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any) -> None:
+    engine.pace = 1.0
+    page.click("#run")
+    page.wait_for_selector("#speculative-stream .t")
+    page.fill("#prompt textarea", "another")
+    page.click("#run")
+    page.wait_for_function("document.querySelector('.status').innerText.startsWith('Queued')")
+    page.wait_for_function(
+        "document.querySelector('.race').race.documents.speculative?.prompt === 'another'"
+        " && document.querySelector('.race').dataset.state === 'idle'"
+    )
+    assert status(page).startswith("Identical")
+
+
+def test_run_pressed_the_moment_a_race_ends_is_not_lost(page: Any) -> None:
+    page.evaluate(
+        """() => {
+            const race = document.querySelector('.race').race;
+            const verdict = race.verdict.bind(race);
+            window.races = 0;
+            race.verdict = event => {
+                verdict(event);
+                window.races += 1;
+                if (window.races < 4) document.querySelector('#run').click();
+            };
+        }"""
+    )
+    page.click("#run")
+    page.wait_for_function("window.races === 4")
+    wait_idle(page)
+    assert status(page).startswith("Identical")
+
+
+def test_another_visitor_waits_and_is_told(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    engine.pace = 2.0
+    first, second = visit(scripted[1]), visit(scripted[1])
+    first.click("#run")
+    first.wait_for_selector("#speculative-stream .t")
+    second.click("#run")
+    second.wait_for_function("document.querySelector('.status').innerText.includes('one run is ahead of yours')")
+    engine.pace = 0.0
+    wait_idle(second)
+    assert status(second).startswith("Identical")
+
+
+def test_a_fault_of_ours_is_a_sentence_too(page: Any) -> None:
+    page.fill("#prompt textarea", "explode")
+    run_to_end(page)
+    assert status(page).startswith("Something failed on our side")
+    assert "a fault of ours" not in page.inner_text("body")
+
+
+def test_a_closed_tab_frees_the_device(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    engine.pace = 5.0
+    gone = visit(scripted[1])
+    gone.click("#run")
+    gone.wait_for_selector("#speculative-stream .t")
+    gone.close()
+    page = visit(scripted[1])
+    set_number(page, "New tokens", 16)
+    run_to_end(page)
+    assert status(page).startswith("Identical")
+
+
+def test_chips_fill_the_prompt(page: Any) -> None:
+    chip = page.locator("#chips .chip").nth(1)
+    before = page.input_value("#prompt textarea")
+    chip.click()
+    page.wait_for_function("before => document.querySelector('#prompt textarea').value !== before", arg=before)
+
+
+def test_controls_explain_themselves(page: Any) -> None:
+    page.hover("#method")
+    page.wait_for_function("document.querySelector('.help').innerText.includes('last word')")
+
+
+def test_the_prompt_is_above_the_fold_on_a_phone(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    page.wait_for_selector("#sidebar:not(.open)")
+    run_to_end(page)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390
+    speculative, plain = page.locator("#speculative-stream"), page.locator("#plain-stream")
+    assert (speculative.bounding_box() or {})["y"] < (plain.bounding_box() or {})["y"]

@@ -47,9 +47,12 @@ def _diverged(divergence: Divergence) -> str:
     )
     if divergence.logit_gap is None:
         return found
+    apart = (
+        f"lie {divergence.logit_gap:.2g} apart" if divergence.logit_gap else "are equal to the last digit it computes"
+    )
     return found + (
-        f" The target's two best logits lie {divergence.logit_gap:.2g} apart there: a pass over several tokens rounds "
-        "differently from a pass over one."
+        f" The target's two best logits {apart} there: a pass over several tokens rounds differently from a pass over "
+        "one."
     )
 
 

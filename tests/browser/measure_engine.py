@@ -2,17 +2,20 @@
 
     python tests/browser/measure_engine.py [--target DIR --draft DIR] [--repeats 7] [--tokens 256]
 
-Both take turns in one process, over the same loaded pair; engine time is measured by the lanes themselves. The reader
-is a gradio_client that takes every update.
+Both take turns over the same loaded pair; engine time is measured by the lanes themselves. The reader is a
+gradio_client in a process of its own that takes every update.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
@@ -32,9 +35,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
+def read_race(address: str, options: dict[str, Any]) -> list[float]:
+    """Tokens per second of a race read from the page; runs in the reader's process."""
     from gradio_client import Client
 
+    *_, (_, document) = Client(address, verbose=False).submit(PROMPT, **options, api_name="/run")
+    return [run["metrics"]["tokens_per_second"] for run in document["runs"]]
+
+
+def main() -> None:
     from app.device import Device
     from app.engine import Engine
     from app.page import build, launch_options
@@ -54,7 +63,7 @@ def main() -> None:
     engine = Engine(base)
     page = build(engine)
     _, address, _ = page.launch(server_port=free_port(), prevent_thread_lock=True, quiet=True, **launch_options())
-    client = Client(address, verbose=False)
+    reader = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     def alone() -> list[float]:
         runs: list[Run] = []
@@ -63,11 +72,8 @@ def main() -> None:
         return [summarise(run).tokens_per_second for run in runs]
 
     def read() -> list[float]:
-        job = client.submit(
-            PROMPT, draft_length=4, max_new_tokens=chosen.tokens, precision=chosen.precision, api_name="/run"
-        )
-        *_, (_, document) = job
-        return [run["metrics"]["tokens_per_second"] for run in document["runs"]]
+        options = {"draft_length": 4, "max_new_tokens": chosen.tokens, "precision": chosen.precision}
+        return reader.submit(read_race, address, options).result()
 
     alone(), read()  # warm-up
     pairs = [(alone(), read()) for _ in range(chosen.repeats)]
@@ -75,6 +81,7 @@ def main() -> None:
         without = median(a[lane] for a, _ in pairs)
         under = median(b[lane] for _, b in pairs)
         print(f"{name}: {without:.0f} tokens/s without a page, {under:.0f} under a reader, ratio {under / without:.3f}")
+    reader.shutdown()
     page.close()
 
 

@@ -93,7 +93,8 @@ def _shape(settings: Settings, method: gr.Radio, layers: int) -> dict[str, Any]:
         [("auto", "auto"), *((str(n), n) for n in range(1, layers))],
         value=settings.exit_layer or "auto",
         label="Exit layer",
-        info=f"After which of the target's {layers} layers the drafting pass stops. Auto takes a quarter of them.",
+        info=f"After which of the target's {layers} layers the drafting pass stops. Auto takes the one that promises "
+        "most when measured on a few lines.",
         visible=settings.method == "early-exit",
         filterable=False,
         elem_id="exit-layer",

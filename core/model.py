@@ -53,6 +53,7 @@ class Model:
     context_length: int
     vocab_size: int
     costs: CostTable | None = None
+    exit_layer: int | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)

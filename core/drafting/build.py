@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from core.draft_length import Adaptive, Controller, Fixed, Seconds
 from core.drafting import Drafter
 from core.drafting.combined import CombinedDrafter
+from core.drafting.early_exit import exit_layer
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
 from core.drafting.translate import TranslateDrafter
@@ -55,7 +56,7 @@ def build_drafter(
     if method == "ngram":
         return NgramDrafter(target.device), _controller(settings, costs, lambda n: 0.0)
     if method == "early-exit":
-        layers = exit_layer(pair, settings.exit_layer)
+        layers = exit_layer(pair.target, settings.exit_layer)
         share = layers / pair.target.layers
         return ModelDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
     assert pair.draft is not None
@@ -83,15 +84,3 @@ def _build_tree(
         return TreeDrafter(runner, sampling, adaptive, limit), adaptive
     shape = parse_shape(spec)
     return TreeDrafter(runner, sampling, lambda: shape, limit), Fixed(len(shape))
-
-
-def exit_layer(pair: Pair, asked: int | None) -> int:
-    """The layer early exit leaves after: the one asked for, else a quarter of the target."""
-    layers = pair.target.layers
-    if asked is None:
-        return max(1, layers // 4)
-    if not 1 <= asked < layers:
-        raise UserError(
-            f"The exit layer must be between 1 and {layers - 1} for this target of {layers} layers, not {asked}."
-        )
-    return asked

@@ -1,0 +1,62 @@
+"""Which layer early exit leaves after, where nobody says."""
+
+import pytest
+import torch
+
+from core.drafting.early_exit import exit_layer, measure_exit_layer
+from core.errors import UserError
+from core.model import CostTable, Model
+from core.runner import DynamicRunner
+
+
+def idle_after(pair, layers):
+    """The pair's target with every layer past the first `layers` made to change nothing."""
+    network = pair.target.network
+    for layer in network.model.layers[layers:]:
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    return network
+
+
+@pytest.fixture
+def target(pair):
+    """A model of its own over the weights of the pair, put back afterwards."""
+    state = {name: value.clone() for name, value in pair.target.network.state_dict().items()}
+    model = Model(
+        "target", pair.target.network, pair.target.tokenizer, "fp32", frozenset(), 256, pair.target.vocab_size
+    )
+    model.costs = CostTable({1: 1.0, 16: 1.1})
+    yield model
+    with torch.no_grad():
+        for name, value in pair.target.network.state_dict().items():
+            value.copy_(state[name])
+
+
+def test_the_exit_that_agrees_is_chosen(pair, target):
+    """Of four layers the last two do nothing: leaving after two agrees always, after one seldom."""
+    idle_after(pair, 2)
+    assert measure_exit_layer(target) == 2
+
+
+def test_the_cheaper_of_two_that_agree(pair, target):
+    """If everything past the first layer does nothing, the first is as good and costs half."""
+    idle_after(pair, 1)
+    assert exit_layer(target, None) == 1
+    assert target.exit_layer == 1  # measured once
+
+
+def test_the_one_asked_for(target):
+    """Any layer but the last may be asked for; nothing is measured then."""
+    assert exit_layer(target, 3) == 3
+    assert target.exit_layer is None
+    with pytest.raises(UserError, match="between 1 and 3"):
+        exit_layer(target, 4)
+
+
+def test_the_view_is_the_whole_model_where_the_rest_is_idle(pair, target):
+    """What the measurement stands on: exit logits equal the full ones when later layers change nothing."""
+    runner = DynamicRunner(idle_after(pair, 2), pair.target.vocab_size)
+    ids = torch.arange(1, 12)
+    whole = runner.feed(ids)
+    runner.reset()
+    torch.testing.assert_close(runner.view(2).feed(ids), whole)

@@ -131,14 +131,13 @@ def bench(arguments: argparse.Namespace) -> None:
 
 def finish(lane: Any, show: Any = None) -> Any:
     """Step a lane to its end; the run."""
+    from core.decoding import race
+
     shown = 0
-    try:
-        while lane.step() is not None:
-            if show:
-                show(lane.run.text[shown:])
-                shown = len(lane.run.text)
-    finally:
-        lane.close()
+    for _ in race([lane]):
+        if show:
+            show(lane.run.text[shown:])
+            shown = len(lane.run.text)
     return lane.run
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from core.decoding import open_lane
+from core.decoding import open_lane, race
 from core.environment import describe_environment
 from core.metrics import summarise
 from core.pairs import Pair
@@ -87,17 +87,14 @@ def _rotated(names: list[str], by: int) -> list[str]:
 def _ours(pair: Pair, settings: Settings) -> Callable[[str], Sample]:
     def run(prompt: str) -> Sample:
         lane = open_lane(pair, prompt, settings)
-        try:
-            while lane.step() is not None:
-                pass
-        finally:
-            lane.close()
-        return _sample(lane.run, pair)
+        for _ in race([lane]):
+            pass
+        return _sample(lane.run)
 
     return run
 
 
-def _sample(run: Run, pair: Pair) -> Sample:
+def _sample(run: Run) -> Sample:
     metrics = summarise(run)
     verify = sum(r.verify_seconds for r in run.rounds)
     draft = sum(r.draft_seconds for r in run.rounds)

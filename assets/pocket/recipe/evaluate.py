@@ -7,7 +7,7 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from core.decoding import open_lane
+from core.decoding import open_lane, race
 from core.loading import load_pair
 from core.metrics import summarise
 from core.pairs import Pair
@@ -26,11 +26,8 @@ METHODS: dict[str, tuple[int | str, ...]] = {
 def complete(pair: Pair, prompt: str, settings: Settings) -> Run:
     """Run one lane to its end."""
     lane = open_lane(pair, prompt, settings)
-    try:
-        while lane.step() is not None:
-            pass
-    finally:
-        lane.close()
+    for _ in race([lane]):
+        pass
     return lane.run
 
 

@@ -63,8 +63,8 @@ judged; a *pass* is one pass of the target. Default precision on a CPU: **{preci
 
 Best speculative ÷ best plain over all precisions: {absolute}.
 
-What limits them: in NF4 the CPU kernel takes its rows four at a time, so a pass over five tokens costs a good third more
-than a pass over four, while in bf16 a pass over nine costs hardly more than over one: there speculation gains more of a
+What limits them: in NF4 the CPU kernel takes its rows four at a time, so the matrix products for five tokens cost a third
+more than those for four, while in bf16 a pass over nine costs hardly more than over one: there speculation gains more of a
 slower plain decoding. At temperature 1 the draft agrees less, because text drawn from a small model is less predictable
 than its greedy text. Tried for acceptance: distillation on the target's distribution instead of the text, total
 variation in the loss, training on text the target wrote itself, a second draft of two layers (more often right, and

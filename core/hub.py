@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import httpx
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -47,14 +46,16 @@ def fetch(name: str, revision: str | None = None) -> Path:
         raise UserError(
             f"The Hub has no model {name!r} that you may see; check the spelling, or log in if it is private."
         ) from None
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError, httpx.TransportError, ConnectionError):
+    except HfHubHTTPError as error:
+        status = getattr(getattr(error, "response", None), "status_code", "an error")
+        raise UserError(f"The Hub answered {status} for {name}; try again later.") from None
+    except Exception as error:
+        if not out_of_reach(error):
+            raise
         raise UserError(
             f"{name} is not in the local cache and the Hub cannot be reached; "
             "connect to a network, or use the bundled pair or a local folder."
         ) from None
-    except HfHubHTTPError as error:
-        status = getattr(getattr(error, "response", None), "status_code", "an error")
-        raise UserError(f"The Hub answered {status} for {name}; try again later.") from None
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -62,9 +63,20 @@ def _download(name: str, revision: str | None) -> Path:
         try:
             files = [s.rfilename for s in HfApi().model_info(name, revision=revision).siblings or []]
             _check_names(files, name)
-        except (httpx.TransportError, ConnectionError, OfflineModeIsEnabled):
-            pass  # the cache may have it
+        except Exception as error:
+            if not out_of_reach(error):
+                raise
+            # The cache may have it.
     return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=["original/*"]))
+
+
+def out_of_reach(error: Exception) -> bool:
+    """Whether an error says that there is no network, or that nothing is cached to do without one. Transport errors
+    are known by name: the Hub's client changed its HTTP library once, and their classes with it."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, (OfflineModeIsEnabled, LocalEntryNotFoundError)) or bool(
+        names & {"TransportError", "ConnectionError"}
+    )
 
 
 def _check_folder(folder: Path, name: str) -> Path:

@@ -10,6 +10,7 @@ from test_nf4 import save_nf4
 from tiny import make_tokenizer, random_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from core import hub
 from core.errors import UserError
 from core.loading import load_model, load_pair, refuse_unsupported
 from core.records import Settings
@@ -223,3 +224,18 @@ def test_states_that_cannot_be_rolled_back_are_refused(model_type):
 def test_models_of_another_kind_are_refused(model_type, sentence):
     with pytest.raises(UserError, match=sentence):
         refuse_unsupported(AutoConfig.for_model(model_type), "the model")
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+def test_no_network_is_one_sentence(monkeypatch, library):
+    """Whatever HTTP library the Hub's client uses, a host that cannot be reached is not a fault of ours."""
+    unreachable = pytest.importorskip(library).ConnectError("Name or service not known")
+
+    def fail(*_, **__):
+        raise unreachable
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(UserError, match="cannot be reached"):
+        hub.fetch("nobody/nothing")

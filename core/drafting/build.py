@@ -18,15 +18,6 @@ from core.pairs import Pair
 from core.records import METHODS, Method, Settings
 from core.sampling import Sampling
 
-EXPLAINED: dict[Method, str] = {
-    "plain": "The target alone, one token a pass: the baseline.",
-    "draft": "A smaller model proposes a chain of tokens; the target judges them all in one pass.",
-    "ngram": "Repeats what followed the last words earlier in this text; costs nothing, shines on repetition.",
-    "ngram+draft": "N-gram where the text repeats itself, the draft model where it does not.",
-    "early-exit": "The target's own first layers propose; no second model is needed.",
-    "tree": "The draft proposes several branches; one target pass judges the whole tree.",
-}
-
 
 def available(pair: Pair) -> dict[Method, str | None]:
     """Every method with None where the pair supports it, else the reason why not."""

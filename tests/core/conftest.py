@@ -8,12 +8,10 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from tiny import make_tokenizer, random_model  # noqa: E402
+from tiny import CONTEXT, PADDED, make_tokenizer, random_model  # noqa: E402
 
 from core.loading import load_pair  # noqa: E402
 from core.records import Settings  # noqa: E402
-
-PADDED, CONTEXT = 384, 256
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CONTEXT
 from safetensors.torch import load_file, save_file
-from tiny import random_model
+from tiny import CONTEXT, random_model
 
 from core.__main__ import main
 

@@ -13,6 +13,8 @@ from core.lean import LeanNetwork, LeanRunner
 from core.runner import DynamicRunner
 
 WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY = 32, 4, 2, 2, 64
+PADDED, CONTEXT = 384, 256
+"""Of the saved pair: the vocabulary of its weights, larger than its tokenizer's, and its context."""
 COMMON = {
     "hidden_size": WIDTH,
     "intermediate_size": 48,

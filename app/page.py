@@ -14,6 +14,7 @@ from app.playground import Playground
 from app.sidebar import sidebar
 from app.theme import theme
 from app.token_stream import asset
+from app.visit import Visit
 
 PUBLIC_TOKENS = 512
 """The longest run a stranger may ask for."""
@@ -37,8 +38,9 @@ def build(engine: Engine, public: bool = False) -> gr.Blocks:
             most=playground.most_new_tokens,
             layers=environment["target"]["layers"],
         )
+        visit = gr.State(Visit())
         with gr.Tabs(elem_id="tabs"), gr.Tab("Playground", id="playground"):
-            playground.build(controls)
+            playground.build(controls, visit)
         _keep_header_true(engine, header, controls)
     return page
 

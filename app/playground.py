@@ -10,28 +10,15 @@ import gradio as gr
 
 from app.device import Device
 from app.engine import Engine
-from app.race import Event, guarded, queued_race
-from app.settings import MOST_NEW_TOKENS, settings_from
+from app.race import queued_race
+from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.stops import Stops
 from app.token_stream import stream, token_stream
+from app.turns import Event, guarded
+from app.visit import Visit
 from core.errors import UserError
 from core.prompts import Prompt, read_prompts
 from core.records import SCHEMA, Run
-
-CONTROLS = (
-    "method",
-    "draft_length",
-    "tree",
-    "exit_layer",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "max_new_tokens",
-    "seed",
-    "precision",
-)
-
 
 FALLBACK = Prompt("merge sort", 'def merge_sort(items):\n    """Return the items in ascending order."""\n')
 
@@ -67,6 +54,7 @@ class Playground:
         max_new_tokens: int = 128,
         seed: int = 0,
         precision: str = "auto",
+        visit: Visit | None = None,
         request: gr.Request | None = None,
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """Race speculative against plain decoding of the same target.
@@ -93,6 +81,8 @@ class Playground:
             value = ""
             for value in stream(guarded(self._events(prompt, controls, stop.is_set, runs))):
                 yield value, None
+            if runs and visit is not None:
+                visit.add("race", runs)
             if runs:
                 yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}
 
@@ -104,7 +94,7 @@ class Playground:
         """Stop this visitor's runs; what was written so far is kept."""
         self.stops.stop(_session(request))
 
-    def build(self, controls: dict[str, Any]) -> None:
+    def build(self, controls: dict[str, Any], visit: gr.State) -> None:
         """Lay out the tab and wire its buttons to the controls of the sidebar."""
         prompts = starting_prompts()
         with gr.Row(elem_id="prompt-row"):
@@ -126,7 +116,7 @@ class Playground:
         gr.on(
             [run.click],
             self.run,
-            [prompt, *(controls[name] for name in CONTROLS)],
+            [prompt, *(controls[name] for name in CONTROLS), visit],
             [race, document],
             api_name="run",
             show_progress="hidden",

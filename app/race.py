@@ -7,55 +7,26 @@ A lane's `open`, `round` and `end` events together are its run document: what is
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from app.device import Device
 from app.engine import Engine
+from app.turns import Event, Stop, with_pair
 from app.verdict import inactive, verdict, why_slower
-from core.errors import UserError
 from core.metrics import first_divergence
 from core.records import Run, Settings
 
-Event = dict[str, Any]
-log = logging.getLogger(__name__)
-
-OUR_FAULT = "Something failed on our side; the details are in the server's log. Your prompt and settings are kept."
-
-
-def guarded(events: Iterator[Event]) -> Iterator[Event]:
-    """Turn whatever is raised into one sentence; `done` is always the last event."""
-    try:
-        yield from events
-    except UserError as error:
-        yield {"e": "error", "text": str(error)}
-    except Exception:
-        log.exception("a run failed")
-        yield {"e": "error", "text": OUR_FAULT}
-    yield {"e": "done"}
-
 
 def queued_race(
-    device: Device, engine: Engine, prompt: str, settings: Settings, stop: Callable[[], bool], runs: list[Run]
+    device: Device, engine: Engine, prompt: str, settings: Settings, stop: Stop, runs: list[Run]
 ) -> Iterator[Event]:
-    """Wait for the device, load the pair where it is not loaded, race. Appends the runs to `runs`."""
-    with device.turn() as turn:
-        while not turn.wait(0.5):
-            yield {"e": "status", "kind": "queued", "text": _queued(turn.ahead)}
-            if stop():
-                yield {"e": "status", "kind": "idle", "text": "Stopped while waiting; nothing was run."}
-                return
-        if not engine.is_loaded(settings):
-            yield {"e": "status", "kind": "loading", "text": "Loading the models…"}
-        pair = engine.load(settings)
-        yield from race(engine, pair, prompt, settings, stop, runs)
+    """Race once the device is ours. Appends the runs to `runs`."""
+    yield from with_pair(device, engine, settings, stop, lambda pair: race(engine, pair, prompt, settings, stop, runs))
 
 
-def race(
-    engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Callable[[], bool], runs: list[Run]
-) -> Iterator[Event]:
+def race(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop, runs: list[Run]) -> Iterator[Event]:
     """The speculative lane (none where the method is plain) and the plain lane of the same target."""
     yield {"e": "status", "kind": "reading", "text": "Reading the prompt…"}
     lanes = _open(engine, pair, prompt, settings, stop)
@@ -80,7 +51,7 @@ def race(
     yield _verdict(runs)
 
 
-def _open(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Callable[[], bool]) -> list[Any]:
+def _open(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop) -> list[Any]:
     lanes: list[Any] = []
     try:
         if settings.method != "plain":
@@ -113,8 +84,3 @@ def _verdict(runs: list[Run]) -> Event:
     found = verdict(speculative, plain, divergence)
     why = inactive(speculative) or why_slower(speculative, plain)
     return {"e": "verdict", "kind": found.kind, "text": found.text, "why": why}
-
-
-def _queued(ahead: int) -> str:
-    runs = "one run is" if ahead == 1 else f"{ahead} runs are"
-    return f"Queued: {runs} ahead of yours on this device. It starts by itself."

@@ -14,6 +14,20 @@ LONGEST_DRAFT = 16
 MOST_NEW_TOKENS = 4096
 MOST_LAYERS = 1024
 MAX_SEED = 2**32 - 1
+CONTROLS = (
+    "method",
+    "draft_length",
+    "tree",
+    "exit_layer",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "max_new_tokens",
+    "seed",
+    "precision",
+)
+"""The controls of the sidebar that decide a run, in the order in which functions of the page take them."""
 
 
 def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **controls: Any) -> Settings:

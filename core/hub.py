@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -15,25 +21,65 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
+from core.download import RemoteFile, bytes_here, download, transport_error
 from core.errors import UserError
+from core.progress import Meter, Progress, in_bytes, silent
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+UNWANTED = ["original/*"]
+PATIENCE = 10.0
+"""Seconds to wait for the Hub to say what a repository holds."""
+Stop = Callable[[], bool]
 
 
-def fetch(name: str, revision: str | None = None) -> Path:
-    """The folder of a model: a local one as it is, or a Hub id downloaded (or found in the local cache)."""
+def never() -> bool:
+    return False
+
+
+def fetch(name: str, revision: str | None = None, progress: Progress = silent, stop: Stop = never) -> Path:
+    """The folder of a model: a local one as it is, or a Hub id downloaded (or found in the local cache).
+
+    Raises UserError with one sentence, and Cancelled as soon as `stop()` says so; what has come by then stays.
+    """
+    if (folder := local_folder(name)) is not None:
+        return _check_folder(folder, name)
+    with explained(name, revision):
+        return _check_folder(_download(name, revision, progress, stop), name)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder a name means, None for a Hub id. Raises UserError for a path without a folder."""
     if not name.strip():
         raise UserError("The name of a model is empty; give a folder with a model in it, or a Hub id.")
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _check_folder(folder, name)
+        return folder
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(
             f"There is no folder {name!r}; give a folder with a model in it, or a Hub id such as Qwen/Qwen3-0.6B."
         )
+    return None
+
+
+def cached(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a Hub id in the local cache, None where the cache has not all of it. Asks no network."""
     try:
-        return _check_folder(_download(name, revision), name)
+        found = snapshot_download(
+            name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=True
+        )
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+    return Path(found) if _is_whole(Path(found)) else None
+
+
+@contextmanager
+def explained(name: str, revision: str | None = None) -> Iterator[None]:
+    """Turn what the Hub's client raises into one sentence. No sentence repeats what a server or a header said: those
+    can hold a token."""
+    try:
+        yield
     except HFValidationError:
         raise UserError(f"{name!r} is neither a folder nor a Hub id of the form owner/model.") from None
     except GatedRepoError:
@@ -58,25 +104,88 @@ def fetch(name: str, revision: str | None = None) -> Path:
         ) from None
 
 
-def _download(name: str, revision: str | None) -> Path:
-    if not os.environ.get("HF_HUB_OFFLINE"):
+def out_of_reach(error: BaseException) -> bool:
+    """Whether an error says that there is no network, or that nothing is cached to do without one."""
+    return isinstance(error, (OfflineModeIsEnabled, LocalEntryNotFoundError)) or transport_error(error)
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free where a folder is, or would be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _download(name: str, revision: str | None, progress: Progress, stop: Stop) -> Path:
+    """From the Hub, with the cache for what it has; from the cache alone where the Hub cannot or will not answer."""
+    validate_repo_id(name)
+    try:
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES:
+            raise OfflineModeIsEnabled
+        progress(f"Asking the Hub for {name}")
+        info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=PATIENCE)
+    except RevisionNotFoundError:
+        raise
+    except Exception as error:
+        if (folder := cached(name, revision)) is not None:
+            return folder
+        raise error from None
+    siblings = info.siblings or []
+    _check_names([s.rfilename for s in siblings], name)
+    wanted = set(filter_repo_objects([s.rfilename for s in siblings], allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    files = [_remote_file(s) for s in siblings if s.rfilename in wanted and s.size is not None and s.blob_id]
+    _fetch_files(name, str(info.sha), files, progress, stop)
+    # Everything is there: this only lays it out, writes down the revision, and gets what was not listed with a size.
+    with _disk_explained(name, files):
+        found = snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+    return Path(found)
+
+
+def _remote_file(sibling: Any) -> RemoteFile:
+    return RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
+
+
+def _fetch_files(name: str, commit: str, files: Sequence[RemoteFile], progress: Progress, stop: Stop) -> None:
+    total = sum(file.size for file in files)
+    meter = Meter(f"Downloading {name}", total, progress)
+    with _disk_explained(name, files):
+        needed, free = _missing_bytes(name, files), free_space(Path(constants.HF_HUB_CACHE))
+        if needed > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if not needed:
+            return
         try:
-            files = [s.rfilename for s in HfApi().model_info(name, revision=revision).siblings or []]
-            _check_names(files, name)
+            download(name, commit, files, meter, stop)
         except Exception as error:
-            if not out_of_reach(error):
+            if not transport_error(error):
                 raise
-            # The cache may have it.
-    return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=["original/*"]))
+            raise UserError(
+                f"The connection to the Hub was lost at {in_bytes(meter.done)} of {in_bytes(total)} of {name}; what "
+                "has come is kept: try again and it goes on from there."
+            ) from None
 
 
-def out_of_reach(error: Exception) -> bool:
-    """Whether an error says that there is no network, or that nothing is cached to do without one. Transport errors
-    are known by name: the Hub's client changed its HTTP library once, and their classes with it."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, (OfflineModeIsEnabled, LocalEntryNotFoundError)) or bool(
-        names & {"TransportError", "ConnectionError"}
-    )
+def _missing_bytes(name: str, files: Sequence[RemoteFile]) -> int:
+    return sum(file.size - bytes_here(name, file) for file in files)
+
+
+@contextmanager
+def _disk_explained(name: str, files: Sequence[RemoteFile]) -> Iterator[None]:
+    """Say what a disk that cannot take the files lacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cache = Path(constants.HF_HUB_CACHE)
+            raise UserError(
+                f"{name} needs {in_bytes(_missing_bytes(name, files))} more on the disk of the model cache, and "
+                f"{in_bytes(free_space(cache))} are free; free some space, or set HF_HOME to a larger disk."
+            ) from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UserError(
+                f"The model cache cannot be written ({error.strerror}); set HF_HOME to a folder of yours."
+            ) from None
+        raise
 
 
 def _check_folder(folder: Path, name: str) -> Path:
@@ -95,3 +204,17 @@ def _check_names(files: list[str], name: str) -> None:
             "this program loads safetensors only. Convert it, or choose another model."
         )
     raise UserError(f"{name} has no .safetensors weights; choose a repository or folder that holds them.")
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a snapshot has its config and all its weight files; a download that was stopped leaves some out."""
+    shards = {path.name for path in folder.glob("*.safetensors")}
+    if not shards or not (folder / "config.json").is_file():
+        return False
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        return set(index["weight_map"].values()) <= shards
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False

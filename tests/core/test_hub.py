@@ -1,0 +1,274 @@
+"""Downloads from a stand-in hub through the real client: progress, resume, cancel, and a sentence for every refusal."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from stand_in_hub import COMMIT, stand_in_hub
+from tiny import make_tokenizer
+
+from core import download, hub
+from core.errors import Cancelled, UserError
+from core.hub import cached, fetch
+from core.progress import Meter, console, in_bytes
+
+NAME = "someone/model"
+WEIGHTS = 300_000
+TOKEN = "hf_" + "secret" * 6
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with the files of a model; downloads never open its weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(os.urandom(WEIGHTS))
+    (folder / "README.md").write_text("not wanted")
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def served(model, tmp_path, monkeypatch):
+    """The hub that serves it, with the client pointed at it, an empty cache and no token."""
+    with stand_in_hub() as server:
+        server.repositories[NAME] = model
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, huggingface_hub.file_download):
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(download, "_pause", lambda over, seconds: over.is_set())
+        yield server
+
+
+def partial(tmp_path):
+    return list((tmp_path / "cache").glob("**/*.incomplete"))
+
+
+def test_files_come_into_the_clients_own_cache_and_are_counted(served, model):
+    """Progress tells bytes of all wanted files, up to the last; a second fetch asks for no file again."""
+    told = []
+    folder = fetch(NAME, progress=told.append)
+    assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert not (folder / "README.md").exists()
+    total = in_bytes(sum(f.stat().st_size for f in model.iterdir() if f.name != "README.md"))
+    assert told[0] == f"Asking the Hub for {NAME}"
+    assert told[-1] == f"Downloading {NAME}: {total} of {total}"
+    served.requests.clear()
+    assert fetch(NAME) == folder == cached(NAME)
+    assert not served.file_requests("model.safetensors")
+
+
+def test_a_dropped_connection_is_taken_up_where_it_broke(served, model):
+    served.drop_after = 100_000
+    folder = fetch(NAME)
+    assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    first, second = served.file_requests("model.safetensors")
+    assert first is None
+    assert int(second.removeprefix("bytes=").removesuffix("-")) >= 90_000
+
+
+def test_a_server_without_ranges_sends_the_whole_file_again(served, model):
+    served.drop_after, served.ranges = 100_000, False
+    told = []
+    folder = fetch(NAME, progress=told.append)
+    assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert told[-1].endswith(f"{told[-1].split()[-2]} {told[-1].split()[-1]}")
+    assert len(set(told[-1].removeprefix(f"Downloading {NAME}: ").split(" of "))) == 1
+
+
+def test_stop_ends_a_download_at_once_and_keeps_what_came(served, model, tmp_path):
+    """Stopped, the next fetch asks for the rest only."""
+    served.seconds_per_piece = 0.02
+    stopped = []
+
+    def watch(text):
+        if not stopped and any(path.stat().st_size > 50_000 for path in partial(tmp_path)):
+            stopped.append(time.monotonic())
+
+    with pytest.raises(Cancelled):
+        fetch(NAME, progress=watch, stop=lambda: bool(stopped))
+    assert time.monotonic() - stopped[0] < 1.0
+    time.sleep(0.3)  # the thread that was reading sees it at its next piece
+    served.seconds_per_piece = 0.0
+    served.requests.clear()
+    assert (fetch(NAME) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    (asked,) = served.file_requests("model.safetensors")
+    assert int(asked.removeprefix("bytes=").removesuffix("-")) > 50_000
+    assert not partial(tmp_path)
+
+
+def test_a_part_from_an_earlier_program_is_gone_on_with(served, model):
+    data = (model / "model.safetensors").read_bytes()
+    info = huggingface_hub.HfApi().model_info(NAME, files_metadata=True)
+    sibling = next(s for s in info.siblings if s.rfilename == "model.safetensors")
+    blob = download.blob_path(NAME, hub._remote_file(sibling))
+    blob.parent.mkdir(parents=True)
+    blob.with_name(blob.name + ".incomplete").write_bytes(data[:200_000])
+    folder = fetch(NAME)
+    assert (folder / "model.safetensors").read_bytes() == data
+    assert served.file_requests("model.safetensors") == ["bytes=200000-"]
+
+
+def test_a_connection_lost_for_good_says_how_far_it_came(served):
+    """After so many breaks in a row without a byte; breaks with bytes between them do not count."""
+    served.drop_after, served.drops = 0, 100
+    with pytest.raises(UserError, match=rf"connection to the Hub was lost at .* of {NAME}; what has come is kept"):
+        fetch(NAME)
+    assert len(served.file_requests("model.safetensors")) <= download.ATTEMPTS
+    served.drop_after, served.drops, served.ranges = 40_000, 100, True
+    assert (fetch(NAME) / "model.safetensors").stat().st_size == WEIGHTS
+
+
+@pytest.mark.parametrize("token, allowed", [(None, False), ("hf_other", False), (TOKEN, True)])
+def test_a_gated_model_wants_the_readers_own_token(served, monkeypatch, caplog, token, allowed):
+    """The token goes to the Hub and nowhere else: neither a message nor a log nor the cache holds it."""
+    served.gated.add(NAME)
+    served.token = TOKEN
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    told = []
+    if allowed:
+        folder = fetch(NAME, progress=told.append)
+        assert TOKEN in served.tokens
+        kept = b"".join(f.read_bytes() for f in folder.parents[1].rglob("*") if f.is_file())
+        assert TOKEN.encode() not in kept
+    else:
+        with pytest.raises(UserError, match=rf"{NAME} is gated: accept its terms .* HF_TOKEN") as caught:
+            fetch(NAME, progress=told.append)
+        told.append(str(caught.value))
+    assert not token or token not in caplog.text + "".join(told)
+
+
+@pytest.mark.parametrize(
+    "name, revision, sentence",
+    [
+        ("someone/else", None, r"The Hub has no model 'someone/else' that you may see"),
+        (NAME, "v9", rf"{NAME} has no revision 'v9'"),
+        ("not an id!", None, r"neither a folder nor a Hub id"),
+    ],
+)
+def test_what_the_hub_has_not(served, name, revision, sentence):
+    with pytest.raises(UserError, match=sentence):
+        fetch(name, revision)
+
+
+def test_a_revision_by_its_commit(served):
+    assert fetch(NAME, COMMIT).name == COMMIT
+
+
+def test_a_hub_that_fails_is_answered_from_the_cache(served):
+    served.broken = 500
+    with pytest.raises(UserError, match="The Hub answered 500"):
+        fetch(NAME)
+    served.broken = None
+    folder = fetch(NAME)
+    served.broken = 500
+    assert fetch(NAME) == folder
+
+
+def test_a_repository_of_pickles_is_refused_before_any_file_is_fetched(served, model):
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(UserError, match="weights only as pickle files"):
+        fetch(NAME)
+    assert not any("resolve" in path for _, path, _ in served.requests)
+
+
+def test_a_disk_without_room_is_told_before_the_download(served, monkeypatch):
+    monkeypatch.setattr(hub, "free_space", lambda folder: 1000)
+    with pytest.raises(UserError, match=rf"{NAME} needs 3\d\d kB more on the disk .* 1\.0 kB are free"):
+        fetch(NAME)
+    assert not served.file_requests("model.safetensors")
+
+
+def test_a_disk_that_fills_up_meanwhile(served, monkeypatch):
+    def full(part, url, size, meter, over):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(download, "_complete", full)
+    with pytest.raises(UserError, match=rf"{NAME} needs .* more on the disk .* are free"):
+        fetch(NAME)
+
+
+@pytest.mark.parametrize("how", ["HF_HUB_OFFLINE", "no network"])
+def test_offline_the_cache_works_and_the_rest_says_what_it_needs(served, monkeypatch, how):
+    folder = fetch(NAME)
+    served.requests.clear()
+    if how == "HF_HUB_OFFLINE":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    else:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert fetch(NAME) == folder
+    with pytest.raises(UserError, match="someone/other is not in the local cache and the Hub cannot be reached"):
+        fetch("someone/other")
+    assert not served.requests
+
+
+def test_a_snapshot_that_lacks_files_is_not_taken_for_whole(served, tmp_path):
+    folder = fetch(NAME)
+    (folder / "model.safetensors").unlink()
+    assert cached(NAME) is None
+
+
+def test_progress_is_told_a_few_times_a_second_and_at_the_end():
+    now, told = [0.0], []
+    meter = Meter("Reading", 1000, told.append, clock=lambda: now[0])
+    for _ in range(100):
+        meter.add(10)
+        now[0] += 0.01
+    assert told[0] == "Reading: 10 bytes of 1.0 kB"
+    assert told[-1] == "Reading: 1.0 kB of 1.0 kB"
+    assert 4 <= len(told) <= 6
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_one_line_and_a_file_a_few(terminal):
+    out, now = io.StringIO(), [0.0]
+    out.isatty = lambda: terminal
+    tell = console(out, clock=lambda: now[0])
+    tell("Asking the Hub for a/b")
+    for done in ("0 bytes", "1.0 MB", "1.5 MB", "2.0 MB"):
+        tell(f"Downloading a/b: {done} of 2.0 MB")
+        now[0] += 4.0
+    tell("Done")
+    if terminal:
+        assert out.getvalue().count("\n") == 3
+        assert out.getvalue().count("\r") == 6
+    else:
+        kept = ["0 bytes of 2.0 MB", "2.0 MB of 2.0 MB"]
+        lines = ["Asking the Hub for a/b", *(f"Downloading a/b: {each}" for each in kept), "Done"]
+        assert out.getvalue().splitlines() == lines
+
+
+def test_the_command_line_downloads_from_a_hub_and_runs(pair_folder, tmp_path):
+    """The whole way, in a process of its own with HF_ENDPOINT: ids, progress in bytes, a run."""
+    with stand_in_hub() as server:
+        server.repositories = {"a/target": pair_folder / "target", "a/draft": pair_folder / "draft"}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": server.address, "HF_HOME": str(tmp_path)}
+        command = "-m core generate --target a/target --draft a/draft --precision fp32 --device cpu --max-new-tokens 8"
+        done = subprocess.run(
+            [sys.executable, *command.split(), "--prompt", "the quick"],
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "Downloading a/target: " in done.stderr
+    assert "Reading a/draft: " in done.stderr
+    assert "8 tokens" in done.stderr

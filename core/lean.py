@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.clock import timed_pass
 from core.runner import tree_depths, tree_visible
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -33,7 +34,17 @@ def why_not(network: Any) -> str | None:
         return "the model scales its rotary positions"
     if config.hidden_act != "silu":
         return f"the model's activation is {config.hidden_act}"
+    if any(not fusable(module) for module in network.modules()):
+        return "the weights are quantised in a format there is no fused kernel for"
     return None
+
+
+def fusable(module: Any) -> bool:
+    """Whether a layer's weight is of floats, or of 4 bits that bitsandbytes packs for its kernel on this CPU."""
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.is_floating_point():
+        return True
+    return hasattr(weight, "quant_state") and module.support_avx512bf16_for_cpu
 
 
 class LeanLayer:
@@ -129,6 +140,7 @@ class LeanRunner:
     def length(self) -> int:
         return self._length
 
+    @timed_pass
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         n = len(ids)
@@ -256,6 +268,7 @@ class LeanView:
         # Where the full pass has been, the first layers have been too.
         return max(self._length, self._full.length)
 
+    @timed_pass
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         full, start = self._full, self.length

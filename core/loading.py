@@ -4,65 +4,95 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    DynamicCache,
-    GenerationConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
-from core.errors import UserError
-from core.hub import fetch
-from core.model import Model
-from core.nf4 import dequantised
+from core import memory
+from core.errors import Cancelled, UserError
+from core.exhaustion import out_of_memory, release_memory
+from core.hub import Stop, fetch, never
+from core.model import CostTable, Model
 from core.pairs import Pair, same_tokens
+from core.precision import POCKET, PRECISIONS, Format, choose_format, quantisation_of
+from core.progress import Progress, in_bytes, silent
 from core.records import Settings
 from core.vocabulary import translate
+from core.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
 
-POCKET = Path(__file__).parent.parent / "assets" / "pocket"
 POCKET_NAME = "pocket"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-PRECISIONS = ("auto", "nf4", *DTYPES)
-Progress = Callable[[str], None]
+MakeRoom = Callable[[int], None]
+"""Asked to free so many bytes on the device, if it can."""
 
 transformers_logging.disable_progress_bar()  # progress is ours to show
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # tells of a kernel it does without
 
 
-def silent(message: str) -> None:
-    pass
+@dataclass(frozen=True)
+class Source:
+    """A model on this machine, ready to be loaded; `bytes` is what its weights will take in memory."""
+
+    label: str
+    folder: Path
+    config: Any
+    format: Format
+    bytes: int
 
 
-def load_pair(settings: Settings, progress: Progress = silent) -> Pair:
-    """The target and, where one is named, the draft of these settings; with no target, the bundled pair."""
+def load_pair(
+    settings: Settings,
+    progress: Progress = silent,
+    stop: Stop = never,
+    make_room: MakeRoom = lambda lacking: None,
+    costs: Mapping[str, CostTable] | None = None,
+    dynamic: str | None = None,
+) -> Pair:
+    """The target and, where one is named, the draft of these settings; with no target, the bundled pair.
+
+    `costs` are tables measured before, by role ("target", "draft"); `dynamic` is the reason, where there is one, why
+    transformers' own forward is to be used whatever else could be.
+
+    Downloads what is missing, reads what it will take, and only then, after `make_room` where memory is short,
+    allocates anything. Raises UserError with one sentence for whatever a person can mend, and Cancelled after `stop`.
+    """
     device = resolve_device(settings.device)
-    target_name, draft_name = settings.target, settings.draft
-    if target_name is None:
-        target_name, draft_name = POCKET_NAME, draft_name or POCKET_NAME
-    target = load_model(target_name, device, settings.precision, settings.revision, "target", progress)
-    target.choose_threads()
-    if draft_name is None:
-        target.measure_costs()
-        return Pair(target)
-    precision = settings.precision if settings.draft_precision == "auto" else settings.draft_precision
-    draft = load_model(draft_name, device, precision, None, "draft", progress)
-    translation = None if same_tokens(target, draft) else translate(target, draft)
-    for model in (target, draft):
-        progress(f"Measuring what a pass of {model.name} costs here")
-        model.measure_costs()
-    return Pair(target, draft, translation)
+    target_name, draft_name, draft_precision = names_of(settings)
+    sources = [read_source(target_name, device, settings.precision, settings.revision, "target", progress, stop)]
+    if draft_name is not None:
+        sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
+    placement = _find_room(sources, device, make_room)
+    try:
+        models = _load_sources(sources, device, placement, progress, stop)
+        return _ready(models, progress, stop, costs or {}, dynamic)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    release_memory()  # outside the handler: the error's own frames held what had been allocated
+    raise UserError(_no_room(sources, device))
+
+
+def fetch_pair(settings: Settings, progress: Progress = silent, stop: Stop = never) -> None:
+    """Bring the files of both models to this machine; loading then needs no network. The same errors as `load_pair`."""
+    target, draft, _ = names_of(settings)
+    for name, revision in ((target, settings.revision), (draft, None)):
+        if name not in (None, POCKET_NAME):
+            fetch(name, revision, progress, stop)
+
+
+def names_of(settings: Settings) -> tuple[str, str | None, str]:
+    """Target, draft and the draft's precision that settings mean."""
+    draft_precision = settings.precision if settings.draft_precision == "auto" else settings.draft_precision
+    if settings.target is None:
+        return POCKET_NAME, settings.draft or POCKET_NAME, draft_precision
+    return settings.target, settings.draft, draft_precision
 
 
 def load_model(
@@ -73,35 +103,150 @@ def load_model(
     role: str = "target",
     progress: Progress = silent,
 ) -> Model:
-    """Load one model. Raises UserError with one sentence for whatever a person can mend."""
+    """Load one model on one device. Raises UserError with one sentence for whatever a person can mend."""
+    return _load(read_source(name, device, precision, revision, role, progress), device, "one", progress)
+
+
+def read_source(
+    name: str,
+    device: torch.device,
+    precision: str,
+    revision: str | None,
+    role: str,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> Source:
+    """Download a model where it is not on this machine, and decide how to load it. Allocates nothing."""
     if precision not in PRECISIONS:
         raise UserError(f"There is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
     bundled = name == POCKET_NAME
-    progress(f"Loading {name} ({role})")
-    folder = POCKET / role if bundled else fetch(name, revision)
     label = f"{POCKET_NAME} {role}" if bundled else name
-    try:
+    folder = POCKET / role if bundled else fetch(name, revision, progress, stop)
+    with _in_one_sentence(label):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, label)
-        precision = resolve_precision(precision, device, config, bundled)
-        network = _load_network(folder, config, device, precision)
+        format_ = choose_format(precision, device, quantisation_of(config), bundled)
+        return Source(label, folder, config, format_, _bytes_in_memory(folder, config, device, format_))
+
+
+def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: Format) -> int:
+    """What the weights of a folder take: counted from the config, or as they were saved where they stay so."""
+    if format_.taken_as_saved and format_.precision != "nf4":
+        return sum(tensor_bytes(folder).values())
+    layout = None
+    if format_.precision == "nf4":
+        saved = quantisation_of(config) or {}
+        kept = saved.get("llm_int8_skip_modules")
+        layout = memory.NF4(
+            saved.get("bnb_4bit_use_double_quant", not saved), packed_for_cpu(device), tuple(kept) if kept else None
+        )
+    return memory.weights(memory.skeleton(config), format_.dtype, layout).total
+
+
+def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeRoom) -> Placement:
+    """Where the models go; UserError where they do not fit, also after `make_room`."""
+    needed = sum(source.bytes for source in sources)
+    free = free_by_device(device)
+    if not free or (placement := placed(needed, free)):
+        return placement if free else "one"
+    make_room(needed - max(free))
+    release_memory()
+    placement = placed(needed, free_by_device(device))
+    if placement is None:
+        raise UserError(_no_room(sources, device))
+    return placement
+
+
+def free_by_device(device: torch.device) -> list[int]:
+    """Free bytes of the device, and on CUDA of the other GPUs after it; empty where the system does not tell."""
+    devices = [device]
+    if device.type == "cuda":
+        first = device.index or 0
+        others = [i for i in range(torch.cuda.device_count()) if i != first]
+        devices = [torch.device("cuda", i) for i in (first, *others)]
+    return [free for each in devices if (free := memory.free_memory(each).free) is not None]
+
+
+def _no_room(sources: Sequence[Source], device: torch.device) -> str:
+    names = " and ".join(f"{source.label} ({source.format.precision})" for source in sources)
+    needed, free = sum(source.bytes for source in sources), sum(free_by_device(device))
+    where = {"cuda": "the GPU", "mps": "the Apple GPU"}.get(device.type, "this machine")
+    need = "needs" if len(sources) == 1 else "need"
+    return (
+        f"{names} {need} {in_bytes(needed)} of memory for weights alone, and {in_bytes(free)} are free on {where}; "
+        "choose a smaller precision or a smaller pair, or free some memory."
+    )
+
+
+def _load_sources(
+    sources: Sequence[Source], device: torch.device, placement: Placement, progress: Progress, stop: Stop
+) -> list[Model]:
+    models: list[Model] = []
+    for source in sources:
+        if stop():
+            raise Cancelled
+        models.append(_load(source, device, placement, progress))
+    return models
+
+
+def _ready(
+    models: Sequence[Model], progress: Progress, stop: Stop, costs: Mapping[str, CostTable], dynamic: str | None
+) -> Pair:
+    """The pair, with what has to be known of it before a run: threads, costs of a pass, translation of tokens."""
+    target, draft = models[0], models[1] if len(models) > 1 else None
+    for model in models:
+        if dynamic:
+            model.fall_back(dynamic)
+    target.choose_threads()
+    translation = None if draft is None or same_tokens(target, draft) else translate(target, draft)
+    for role, model in zip(("target", "draft"), models):
+        if stop():
+            raise Cancelled
+        model.costs = costs.get(role)
+        if model.costs is None:
+            progress(f"Measuring what a pass of {model.name} costs here")
+            model.measure_costs()
+    return Pair(target, draft, translation)
+
+
+def _load(source: Source, device: torch.device, placement: Placement, progress: Progress) -> Model:
+    label, folder, config = source.label, source.folder, source.config
+    with _in_one_sentence(label, source.format):
+        network: Any = load_network(folder, label, config, device, source.format, placement, progress)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except UserError:
-        raise
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise UserError(f"{label} cannot be read: {_first_sentence(error)}") from error
-    except (ValueError, LookupError, ImportError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{label} cannot be loaded: {_first_sentence(error)}") from error
     network.eval().requires_grad_(False)
     return Model(
         name=label,
         network=network,
         tokenizer=tokenizer,
-        precision=precision,
+        precision=source.format.precision,
         stop_ids=_stop_ids(folder, tokenizer, config),
         context_length=getattr(config, "max_position_embeddings", None) or 2048,
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
+        notes=list(source.format.notes),
     )
+
+
+@contextmanager
+def _in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None]:
+    """What the libraries raise about a model, as a sentence that names it. Running out of memory stays what it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise UserError(f"{label} cannot be read: {_first_sentence(error)}") from error
+    except ImportError as error:
+        if format_ is None or not format_.taken_as_saved:
+            raise UserError(f"{label} cannot be loaded: {_first_sentence(error)}") from error
+        raise UserError(
+            f"{label} was quantised with {format_.precision}, which needs a package that is not installed here: "
+            f"{_first_sentence(error)} Install it, or choose the checkpoint that is not quantised."
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        raise UserError(f"{label} cannot be loaded: {_first_sentence(error)}") from error
 
 
 def resolve_device(device: str) -> torch.device:
@@ -114,29 +259,6 @@ def resolve_device(device: str) -> torch.device:
     if device == "mps" and not torch.backends.mps.is_available():
         raise UserError("No Apple GPU is available to this PyTorch; use --device cpu or auto.")
     return torch.device(device)
-
-
-def resolve_precision(precision: str, device: torch.device, config: Any, bundled: bool) -> str:
-    """What `auto` means here: NF4 on CUDA; on a CPU what the bundled pair's benchmark found for it, bf16 for others."""
-    if precision != "auto":
-        return precision
-    if device.type == "cuda":
-        return "nf4"
-    if device.type == "cpu" and bundled:
-        return _pocket_precision()
-    return "bf16"
-
-
-def _pocket_precision() -> str:
-    wanted = json.loads((POCKET / "pocket.json").read_text())["default_precision"]["cpu"]
-    return wanted if wanted != "nf4" or _fast_nf4_on_cpu() else "bf16"
-
-
-def _fast_nf4_on_cpu() -> bool:
-    """bitsandbytes has a fused CPU kernel only for AVX512-BF16; elsewhere it unpacks the weights at every call."""
-    capabilities = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "")()
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return "AVX512" in capabilities and "avx512_bf16" in flags
 
 
 def refuse_unsupported(config: Any, name: str) -> None:
@@ -154,59 +276,6 @@ def refuse_unsupported(config: Any, name: str) -> None:
             "linear attention), and a state cannot be rolled back when a draft is rejected; choose a model whose "
             "layers all use attention."
         )
-
-
-def _load_network(folder: Path, config: Any, device: torch.device, precision: str) -> nn.Module:
-    saved = getattr(config, "quantization_config", None)
-    if saved is not None and _is_nf4(saved) and precision in DTYPES:
-        return _load_unpacked(folder, config, device, DTYPES[precision])
-    options: dict[str, Any] = {"dtype": DTYPES.get(precision, _compute_dtype(device))}
-    if precision == "nf4" and saved is None:
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=_compute_dtype(device),
-        )
-    if precision == "nf4" and device.type == "cuda":
-        options["device_map"] = {"": device.index or 0}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-        ignore_mismatched_sizes=True,  # counted below instead
-        output_loading_info=True,
-        **options,
-    )
-    network, found = loaded
-    # What a file lacks would be filled with random numbers, without a word.
-    if absent := sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]):
-        raise ValueError(f"its weights do not fit its config ({absent[0]})")
-    return network if precision == "nf4" else nn.Module.to(network, device)
-
-
-def _load_unpacked(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
-    config = type(config).from_dict({k: v for k, v in config.to_dict().items() if k != "quantization_config"})
-    network = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    missing, unexpected = network.load_state_dict(dequantised(tensors, dtype), strict=False)
-    tied = set(network.all_tied_weights_keys or ())
-    if unexpected or set(missing) - tied:
-        raise ValueError(f"its weights do not fit its config ({[*unexpected, *missing][0]})")
-    network.tie_weights()
-    return network.to(device)
-
-
-def _is_nf4(saved: Any) -> bool:
-    saved = saved if isinstance(saved, dict) else saved.to_dict()
-    return saved.get("load_in_4bit", False) and saved.get("bnb_4bit_quant_type") == "nf4"
-
-
-def _compute_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return torch.float16
-    return torch.bfloat16
 
 
 def _stop_ids(folder: Path, tokenizer: Any, config: Any) -> frozenset[int]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from core.drafting import Drafter
+from core.geometry import describe_geometry
 from core.model import Model
 
 
@@ -23,6 +25,12 @@ def describe_environment(target: Model, draft: Model | None) -> dict[str, Any]:
         "target": _describe_model(target),
         "draft": _describe_model(draft) if draft else None,
     }
+
+
+def describe_drafter(drafter: Drafter, translated: bool) -> dict[str, Any]:
+    """What of a run's drafter its settings do not tell: the exit layer that was chosen, and whether a draft model
+    counts in tokens of its own."""
+    return {"exit_layer": getattr(getattr(drafter, "runner", None), "layers", None), "translated": translated}
 
 
 def device_name(device: torch.device) -> str:
@@ -44,6 +52,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "context_length": model.context_length,
         "costs": model.costs.to_dict() if model.costs else None,
         "notes": model.notes,
+        "geometry": geometry.to_dict() if (geometry := describe_geometry(model)) else None,
     }
 
 

@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
+
+Feed = TypeVar("Feed", bound=Callable[..., Any])
+
+
+class _Thread(threading.local):
+    off_seconds = 0.0
+    timer: PassTimer | None = None
+
+
+_thread = _Thread()
+
+
+def engine_time() -> float:
+    """Seconds of this thread's engine clock, which stands still in `off_the_clock`. Differences mean something."""
+    return time.perf_counter() - _thread.off_seconds
+
+
+@contextmanager
+def off_the_clock(device: torch.device) -> Iterator[None]:
+    """What is done once for many runs, such as capturing a pass, is not counted to the run that came first."""
+    synchronise(device)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        synchronise(device)
+        _thread.off_seconds += time.perf_counter() - start
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device's queue; nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 class Clock:
@@ -16,22 +56,62 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._marks: list = []
-        self._start = time.perf_counter()
+        self._marks: list[tuple[Any, float]] = []
+        self._start = engine_time()
         self.mark()
 
     def mark(self) -> None:
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self._marks.append(event)
+            self._marks.append((event, _thread.off_seconds))
         else:
-            self._marks.append(time.perf_counter())
+            self._marks.append((None, engine_time()))
 
     def stop(self) -> tuple[list[float], float]:
         """Seconds of each stage between marks, and of everything since the start. The device must be idle."""
-        total = time.perf_counter() - self._start
+        total = engine_time() - self._start
         pairs = zip(self._marks, self._marks[1:])
         if self._cuda:
-            return [a.elapsed_time(b) / 1000 for a, b in pairs], total
-        return [b - a for a, b in pairs], total
+            # The device was idle on both ends of what was off the clock, so the events saw all of it.
+            return [a.elapsed_time(b) / 1000 - (off_b - off_a) for (a, off_a), (b, off_b) in pairs], total
+        return [b - a for (_, a), (_, b) in pairs], total
+
+
+class PassTimer:
+    """While entered, adds up what this thread's forward passes take and nothing around them: the bare passes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._clocks: list[Clock] = []
+
+    def __enter__(self) -> PassTimer:
+        _thread.timer = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _thread.timer = None
+
+    def start(self) -> Clock:
+        self._clocks.append(Clock(self._device))
+        return self._clocks[-1]
+
+    def seconds(self) -> float:
+        """Of all passes so far."""
+        synchronise(self._device)
+        return sum(clock.stop()[0][0] for clock in self._clocks)
+
+
+def timed_pass(feed: Feed) -> Feed:
+    """A runner's `feed`, which a PassTimer can hear."""
+
+    @wraps(feed)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        if _thread.timer is None:
+            return feed(*args, **kwargs)
+        clock = _thread.timer.start()
+        result = feed(*args, **kwargs)
+        clock.mark()
+        return result
+
+    return heard  # type: ignore[return-value]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from core.clock import synchronise
+from core.graph import GraphRunner
+from core.graph import why_not as why_not_graph
 from core.lean import LeanNetwork, LeanRunner, why_not
 from core.runner import DynamicRunner
 from core.threads import fastest_threads
 
-AnyRunner = DynamicRunner | LeanRunner
+AnyRunner = DynamicRunner | LeanRunner | GraphRunner
 MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
 
 
@@ -61,12 +64,14 @@ class Model:
     _lean: LeanNetwork | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Choose the kind of runner: the fused forward where it applies, else transformers' own with the reason."""
-        if reason := why_not(self.network):
-            self.runner_kind = f"{DynamicRunner.kind} ({reason})"
-        else:
-            self.runner_kind = LeanRunner.kind
-            self._lean = LeanNetwork(self.network)
+        """Choose the kind of runner: on a CPU the fused forward, on CUDA captured passes, where they apply; else
+        transformers' own forward, with the reason."""
+        on_cpu = self.device.type == "cpu"
+        if reason := (why_not if on_cpu else why_not_graph)(self.network):
+            self.fall_back(reason)
+            return
+        self.runner_kind = LeanRunner.kind if on_cpu else GraphRunner.kind
+        self._lean = LeanNetwork(self.network) if on_cpu else None
 
     @property
     def device(self) -> torch.device:
@@ -90,17 +95,34 @@ class Model:
             yield runner
         finally:
             runner.reset()
+            if isinstance(runner, GraphRunner) and runner.failure:
+                self.fall_back(runner.failure)
             with self._lock:
-                if len(self._idle) < 4:
+                if len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
                     self._idle.append(runner)
 
+    def fall_back(self, reason: str) -> None:
+        """From the next lease on, transformers' own forward."""
+        self.runner_kind = f"{DynamicRunner.kind} ({reason})"
+        self._lean = None
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Forget the runners kept for later, and with them the memory of their caches."""
+        with self._lock:
+            self._idle.clear()
+
     def _new_runner(self) -> AnyRunner:
-        return LeanRunner(self._lean, self.vocab_size) if self._lean else DynamicRunner(self.network, self.vocab_size)
+        if self._lean:
+            return LeanRunner(self._lean, self.vocab_size)
+        if self.runner_kind == GraphRunner.kind:
+            return GraphRunner(self.network, self.vocab_size, limit=self.context_length)
+        return DynamicRunner(self.network, self.vocab_size)
 
     def weight_bytes(self) -> int:
         """Bytes of parameters and buffers as they lie in memory (packed 4-bit weights count packed), ties once."""
         tensors = {t.data_ptr(): t for t in (*self.network.parameters(), *self.network.buffers())}
-        extra = sum(_quantisation_bytes(p) for p in self.network.parameters())
+        extra = sum(quantisation_bytes(p) for p in self.network.parameters())
         return sum(t.numel() * t.element_size() for t in tensors.values()) + extra
 
     def parameter_count(self) -> int:
@@ -127,11 +149,11 @@ class Model:
         """Time a pass over n = 1 … 16 tokens behind a short context and keep the medians; done once."""
         if self.costs is None:
             with self.lease() as runner:
-                self.costs = _measure(runner, min(context, max(1, self.context_length - 16)), repeats)
+                self.costs = time_passes(runner, min(context, max(1, self.context_length - 16)), repeats)
         return self.costs
 
 
-def _quantisation_bytes(parameter: nn.Parameter) -> int:
+def quantisation_bytes(parameter: nn.Parameter) -> int:
     """Scales of a bitsandbytes 4-bit weight, which live beside the parameter."""
     state = getattr(parameter, "quant_state", None)
     found = 0
@@ -141,12 +163,12 @@ def _quantisation_bytes(parameter: nn.Parameter) -> int:
     return found
 
 
-def _measure(runner: AnyRunner, context: int, repeats: int) -> CostTable:
+def time_passes(runner: AnyRunner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
     """Rounds over all lengths rather than one length after the other, so that a slow moment hits all alike."""
     runner.feed(torch.ones(context, dtype=torch.long, device=runner.device), rows=1)
-    samples: dict[int, list[float]] = {n: [] for n in MEASURED_LENGTHS}
+    samples: dict[int, list[float]] = {n: [] for n in lengths}
     for repeat in range(repeats + 1):
-        for n in MEASURED_LENGTHS:
+        for n in lengths:
             ids = torch.ones(n, dtype=torch.long, device=runner.device)
             synchronise(runner.device)
             start = time.perf_counter()
@@ -156,11 +178,3 @@ def _measure(runner: AnyRunner, context: int, repeats: int) -> CostTable:
                 samples[n].append(time.perf_counter() - start)
             runner.truncate(context)
     return CostTable({n: median(s) for n, s in samples.items()})
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for the device's queue; nothing to wait for on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

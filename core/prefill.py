@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
-import torch
-
+from core.clock import engine_time, synchronise
 from core.errors import Cancelled
-from core.model import synchronise
-from core.runner import Runner
+from core.runner import Runner, ids_on
 
 PREFILL_CHUNK = 256
 Stop = Callable[[], bool]
@@ -21,11 +18,11 @@ def never() -> bool:
 
 def prefill(runner: Runner, ids: Sequence[int], stop: Stop) -> float:
     """Feed what the cache misses of ids, in chunks between which `stop` is asked; returns the seconds it took."""
-    start = time.perf_counter()
+    start = engine_time()
     while runner.length < len(ids):
         if stop():
             raise Cancelled
         chunk = ids[runner.length : min(runner.length + PREFILL_CHUNK, len(ids))]
-        runner.feed(torch.tensor(chunk, device=runner.device), rows=1)
+        runner.feed(ids_on(runner.device, chunk), rows=1)
     synchronise(runner.device)
-    return time.perf_counter() - start
+    return engine_time() - start

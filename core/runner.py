@@ -8,12 +8,14 @@ absolute and the rest is fed as `tokens[runner.length:]`, so an off-by-one heals
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
+
+from core.clock import timed_pass
 
 
 class Runner(Protocol):
@@ -61,6 +63,7 @@ class DynamicRunner:
     def length(self) -> int:
         return self._length
 
+    @timed_pass
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         crop(self._cache, self._length)  # an early-exit view may have run ahead in the first layers
@@ -78,7 +81,7 @@ class DynamicRunner:
         layer: Any
         for layer in self._cache.layers:
             keys, values = layer.keys, layer.values
-            index = base + torch.tensor(list(path), dtype=torch.long, device=keys.device)
+            index = base + ids_on(keys.device, list(path))
             layer.keys = torch.cat([keys[:, :, :base], keys.index_select(2, index)], dim=2)
             layer.values = torch.cat([values[:, :, :base], values.index_select(2, index)], dim=2)
         self._fed = len(path)
@@ -112,6 +115,7 @@ class EarlyExitView:
     def length(self) -> int:
         return self._full._cache.get_seq_length(0)
 
+    @timed_pass
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         logits = forward(self._network, self._full._cache, self.length, ids, parents, rows)
@@ -132,7 +136,7 @@ def forward(
     depth = tree_depths(parents, n)
     return network(
         input_ids=ids[None],
-        position_ids=torch.tensor([depth], device=ids.device) + length,
+        position_ids=ids_on(ids.device, depth)[None] + length,
         attention_mask=None if parents is None else tree_mask(network, parents, length, ids.device),
         past_key_values=cache,
         use_cache=True,
@@ -179,20 +183,36 @@ def tree_visible(parents: Sequence[int], length: int, window: int | None = None)
 
 def tree_mask(network: Any, parents: Sequence[int], length: int, device: torch.device) -> Tensor | dict[str, Tensor]:
     """The additive 4-D mask transformers takes as it is; one per kind of layer where a model mixes kinds."""
-    config = network.config.get_text_config(decoder=True)
     dtype = network.get_input_embeddings().weight.dtype
 
     def additive(window: int | None) -> Tensor:
-        visible = tree_visible(parents, length, window).to(device)
+        visible = moved(tree_visible(parents, length, window), device)
         return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)[
             None, None
         ]
 
+    return mask_by_kind(network, additive)
+
+
+def mask_by_kind(network: Any, additive: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
+    """The mask of each kind of layer of a model, made by `additive(window)`; a window of None is full attention."""
+    config = network.config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if "sliding_attention" in kinds:
-        return {kind: additive(window if kind == "sliding_attention" else None) for kind in kinds}
+        return {kind: additive(window if kind == "sliding_attention" else None) for kind in sorted(kinds)}
     return additive(window if not kinds else None)
+
+
+def ids_on(device: torch.device, ids: Sequence[int]) -> Tensor:
+    """Token ids from the host as int64 [n] on a device."""
+    return moved(torch.tensor(ids, dtype=torch.long), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, without waiting for what the device still has to do: CUDA copies from pinned
+    memory alone in the order of its queue."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def early_exit_network(network: nn.Module, layers: int) -> nn.Module:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from core.graph import GraphRunner
 from core.lean import LeanNetwork, LeanRunner
 from core.runner import DynamicRunner
 
@@ -40,8 +41,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "cohere": {},
 }
-KINDS = (*ARCHITECTURES, "llama lean", "qwen2 lean", "qwen3 lean")
-"""Architectures on transformers' forward, and on the fused one where there is one."""
+LEAN = ("llama lean", "qwen2 lean", "qwen3 lean")
+GRAPH = ("llama graph", "gemma3_text graph", "mistral graph", "gpt2 graph")
+KINDS = (*ARCHITECTURES, *LEAN, *GRAPH)
+"""Architectures on transformers' forward, on the fused one where there is one, and some on a static cache."""
 SLIDING = ("gemma2", "gemma3_text", "mistral")
 """Those whose attention window (16 tokens) is shorter than the prompts of the tests."""
 
@@ -97,18 +100,23 @@ def lean_of(network: nn.Module) -> LeanNetwork:
     return LeanNetwork(network)
 
 
-def runner_for(kind: str, network: nn.Module) -> DynamicRunner | LeanRunner:
-    """A new runner with an empty cache."""
+AnyRunner = DynamicRunner | LeanRunner | GraphRunner
+
+
+def runner_for(kind: str, network: nn.Module) -> AnyRunner:
+    """A new runner with an empty cache, small enough that it has to grow."""
     if kind.endswith("lean"):
         return LeanRunner(lean_of(network), VOCABULARY, capacity=16)
+    if kind.endswith("graph"):
+        return GraphRunner(network, VOCABULARY, capacity=16)
     return DynamicRunner(network, VOCABULARY)
 
 
-def target_runner(kind: str) -> DynamicRunner | LeanRunner:
+def target_runner(kind: str) -> AnyRunner:
     return runner_for(kind, target_of(kind))
 
 
-def draft_runner(kind: str) -> DynamicRunner | LeanRunner:
+def draft_runner(kind: str) -> AnyRunner:
     return runner_for(kind, draft_of(kind))
 
 

@@ -1,0 +1,262 @@
+"""The static cache, eagerly on a CPU: the same passes a GPU captures, held against the dynamic runner.
+
+`test_caches.py`, `test_greedy.py` and `test_law.py` run over it too; here is what is its own.
+"""
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, VOCABULARY, random_model, random_prompt, target_of
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from core.drafting.model import ModelDrafter
+from core.drafting.tree import TreeDrafter
+from core.graph import GraphRunner, why_not, why_not_static
+from core.model import Model
+from core.rounds import take_step
+from core.runner import DynamicRunner
+from core.sampling import Sampling
+from core.static_cache import run_pass
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+TREE = [-1, 0, 0, 1, 1, 2]
+WAITS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "unique", "is_nonzero")
+"""Operations whose result the host has to wait for on a device (`.item()`, `bool()` and indexing by a scalar tensor are
+the first)."""
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make the host wait for a device; on a CPU nothing waits, but the same calls are made."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.count = 0
+        for name in ("tolist", "cpu", "numpy"):
+            monkeypatch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name)))
+
+    def _counted(self, method):
+        def counted(*args, **kwargs):
+            self.count += 1
+            return method(*args, **kwargs)
+
+        return counted
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in WAITS
+        return func(*args, **(kwargs or {}))
+
+
+def pair_of(drafting, sampling):
+    """A target on a static cache, and a drafter of another model or of the target's own first layer."""
+    target = GraphRunner(target_of("llama"), VOCABULARY)
+    if drafting == "early exit":
+        return target, ModelDrafter(target.view(1), sampling)
+    draft = GraphRunner(random_model("llama", seed=9), VOCABULARY)
+    return target, ModelDrafter(draft, sampling)
+
+
+def waits_of_a_round(target, drafter, gamma, sampling, monkeypatch):
+    context, generator = random_prompt(20), torch.Generator().manual_seed(0)
+    first = take_step(target, drafter, context, 2, sampling, generator)  # both caches hold the text but for its end
+    context += [*(first.drafted[i] for i in first.path), first.token]
+    with monkeypatch.context() as patch, Waits(patch) as waits:
+        take_step(target, drafter, context, gamma, sampling, generator)
+    return waits.count
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.8, 20, 0.9, 0.01)], ids=str)
+@pytest.mark.parametrize("drafting", ["model", "early exit"])
+@pytest.mark.parametrize("gamma", [1, 4, 12])
+def test_the_host_waits_once_a_round(drafting, sampling, gamma, monkeypatch):
+    """However long the draft: tokens, laws and verdict stay on the device until the round's one transfer."""
+    target, drafter = pair_of(drafting, sampling)
+    assert waits_of_a_round(target, drafter, gamma, sampling, monkeypatch) == 1
+
+
+def test_the_host_waits_once_a_plain_step(monkeypatch):
+    target, _ = pair_of("model", Sampling())
+    assert waits_of_a_round(target, None, 0, Sampling(1.0), monkeypatch) == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (4, 3, 2)], ids=str)
+def test_the_host_waits_once_a_greedy_tree(shape, monkeypatch):
+    target, drafter = pair_of("model", Sampling())
+    tree = TreeDrafter(drafter.runner, Sampling(), lambda: shape)
+    assert waits_of_a_round(target, tree, len(shape), Sampling(), monkeypatch) == 1
+
+
+def test_waiting_would_be_noticed(monkeypatch):
+    """The counter sees each of the ways by which a host asks a device for a value."""
+    tensor, index = torch.arange(4.0), torch.tensor(2)
+    asked = {
+        "tolist": lambda: tensor.tolist(),
+        "item": lambda: tensor.sum().item(),
+        "bool": lambda: bool(tensor[0] > 0),
+        "index": lambda: tensor[index],
+        "cpu": lambda: tensor.cpu(),
+    }
+    for ask in asked.values():
+        with monkeypatch.context() as patch, Waits(patch) as waits:
+            ask()
+        assert waits.count == 1
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_same_logits_as_the_dynamic_runner(architecture):
+    """A prompt past the first capacity and the attention window, a rollback, a tree, its path, and on."""
+    network = target_of(architecture)
+    own, ours = DynamicRunner(network, VOCABULARY), GraphRunner(network, VOCABULARY, capacity=8)
+    prompt = torch.tensor(random_prompt(30))
+    ids = prompt[: len(TREE)]
+
+    def both(act):
+        one, other = act(own), act(ours)
+        assert own.length == ours.length
+        if one is not None:
+            torch.testing.assert_close(other, one, **CLOSE)
+
+    both(lambda runner: runner.feed(prompt))
+    both(lambda runner: runner.truncate(21))
+    both(lambda runner: runner.feed(prompt[:5], rows=2))
+    both(lambda runner: runner.feed(ids, TREE))
+    both(lambda runner: runner.keep([0, 2, 5]))
+    both(lambda runner: runner.feed(prompt[:1]))
+    both(lambda runner: runner.view(1).feed(prompt[:3]))
+
+
+def test_capacity_doubles_up_to_the_limit():
+    """As many tokens as ever fit, never many more; what was held before the move is still held."""
+    network, ids = target_of("llama"), torch.tensor(random_prompt(40))
+    runner = GraphRunner(network, VOCABULARY, capacity=8, limit=20)
+    for at in range(20):
+        logits = runner.feed(ids[at : at + 1])
+    assert runner._store.capacity == 20
+    torch.testing.assert_close(logits[-1], DynamicRunner(network, VOCABULARY).feed(ids[:20])[-1], **CLOSE)
+    free = GraphRunner(network, VOCABULARY, capacity=8)
+    free.feed(ids[:9])
+    assert free._store.capacity == 16
+
+
+def test_reach_follows_the_text_in_few_steps():
+    """Attention reads what the text needs, in powers of two, so that few graphs serve all lengths."""
+    store = GraphRunner(target_of("llama"), VOCABULARY, capacity=5000)._store
+    assert {store.reach_for(length) for length in range(1, 257)} == {256}
+    assert [store.reach_for(length) for length in (257, 512, 513, 4096, 4097)] == [512, 512, 1024, 4096, 5000]
+
+
+def test_reset_forgets_even_what_is_not_a_number():
+    """A masked position weighs nothing, but nothing times NaN is NaN: the next run must not meet it."""
+    runner = GraphRunner(target_of("llama"), VOCABULARY)
+    runner.feed(torch.tensor(random_prompt(5)))
+    with torch.inference_mode():
+        for block in runner._store._blocks:
+            block.fill_(torch.nan)
+    runner.reset()
+    assert runner.feed(torch.tensor([1, 2])).isfinite().all()
+
+
+def test_what_a_static_cache_cannot_do_is_said_in_words():
+    """Off CUDA nothing is captured; a model that answers differently, or not at all, over a static cache is refused."""
+    assert why_not(target_of("llama")) == "CUDA graphs need a CUDA device, not cpu"
+    assert why_not_static(target_of("gpt2")) is None
+    chunked = random_model("llama", seed=1)
+    chunked.config.layer_types = ["chunked_attention"] * 2
+    assert why_not_static(chunked) == "the model has chunked attention layers"
+
+
+class NoStream:
+    def __init__(self, device):
+        pass
+
+
+def test_a_failed_capture_loses_neither_run_nor_result(monkeypatch):
+    """The pass runs eagerly instead, the reason is kept, and the model leases dynamic runners from then on."""
+    import core.graph
+
+    def fail(*args):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(core.graph, "Captured", fail)
+    monkeypatch.setattr(torch.cuda, "Stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    network, ids = target_of("llama"), torch.tensor(random_prompt(6))
+    model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
+    model.runner_kind, model._lean = GraphRunner.kind, None
+    with model.lease() as runner:
+        assert isinstance(runner, GraphRunner)
+        for passes in runner._passes.values():
+            passes._eager = False
+        logits = runner.feed(ids)
+        torch.testing.assert_close(logits, DynamicRunner(network, VOCABULARY).feed(ids), **CLOSE)
+    assert (
+        model.runner_kind == "dynamic (its passes cannot be captured: operation not permitted when stream is capturing)"
+    )
+    with model.lease() as runner:
+        assert isinstance(runner, DynamicRunner)
+
+
+def test_which_passes_are_captured():
+    """Short ones at once, long ones when they come again, very long ones never."""
+    passes = GraphRunner(target_of("llama"), VOCABULARY)._passes[None]
+    passes._eager = False
+    assert passes._worth_capturing((17, 256, False))
+    assert not passes._worth_capturing((30, 256, True))
+    assert passes._worth_capturing((30, 256, True))
+    assert not any(passes._worth_capturing((256, 256, False)) for _ in range(3))
+
+
+class Traced:
+    """Stands in for a CUDA graph on a CPU: the operations of one pass, recorded once with every number of the host
+    baked in, and run again on the same tensors. What a pass asks of the host anew would be missing from it."""
+
+    def __init__(self, network, store, inputs, stream, pool):
+        self._inputs = inputs
+        self._graph = make_fx(lambda: run_pass(network, store, inputs, len(inputs.ids)))()
+        self._logits = self._graph()
+
+    def replay(self, ids, parents):
+        self._inputs.set(ids, parents)
+        return self._logits.copy_(self._graph())
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    import core.graph
+
+    monkeypatch.setattr(core.graph, "Captured", Traced)
+    monkeypatch.setattr(torch.cuda, "Stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+    def runner(network, **options):
+        made = GraphRunner(network, VOCABULARY, **options)
+        made._eager = False
+        made._passes = {None: made._new_passes(network)}
+        return made
+
+    return runner
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
+def test_a_recorded_pass_is_as_good_as_a_new_one(architecture, traced):
+    """Recorded at one length, tree and text, replayed at others: positions, masks and slots follow the buffers."""
+    network = target_of(architecture)
+    own, ours = DynamicRunner(network, VOCABULARY), traced(network, capacity=16)
+    prompt = torch.tensor(random_prompt(60))
+    trees = [TREE, [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 0, 0]]
+
+    def both(act):
+        one, other = act(own), act(ours)
+        assert own.length == ours.length
+        if one is not None:
+            torch.testing.assert_close(other, one, **CLOSE)
+
+    both(lambda runner: runner.feed(prompt[:20], rows=1))
+    for repeat, parents in enumerate(trees):
+        for n in (1, 3):
+            both(lambda runner, n=n, at=repeat: runner.feed(prompt[at : at + n]))
+            both(lambda runner: runner.truncate(runner.length - 1))
+        both(lambda runner, at=repeat, parents=parents: runner.feed(prompt[at : at + len(parents)], parents))
+        both(lambda runner, path=[[0, 2, 5], [0, 1, 2], [0, 3]][repeat]: runner.keep(path))
+        both(lambda runner, at=repeat: runner.view(1).feed(prompt[at : at + 2]))
+    assert ours.failure is None
+    assert sum(len(passes._captured) for passes in ours._passes.values()) >= 3

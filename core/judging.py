@@ -51,7 +51,7 @@ def _judge_sampled(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: T
     drafted = draft.tokens[:, None]
     p_of = p[:-1].gather(1, drafted)[:, 0]
     q_of = torch.ones_like(p_of) if draft.probs is None else draft.probs.gather(1, drafted)[:, 0]
-    token_p = p[verdict.accepted, verdict.token]
+    token_p = p.take(verdict.accepted * p.shape[1] + verdict.token)
     ids = torch.cat([torch.stack([verdict.accepted, verdict.token]), draft.tokens])
     # The round's one synchronisation. float32 holds ids up to 2**24 exactly; a NaN in a row of logits makes all
     # probabilities of the row NaN, so one column tells.
@@ -74,21 +74,26 @@ def _judge_sampled(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: T
 
 
 def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Step:
-    tokens = draft.tokens.tolist()
     rows = [parent + 1 for parent in parents]
-    uniforms = uniforms[: len(tokens) + 1].cpu()
+    k = len(parents)
     draws: list[float | None] = []
     if sampling.greedy:
         best, choices = logits.max(-1)
-        _check_finite(bool(best.isfinite().all()))
-        chosen = choices.tolist()
+        # The round's one synchronisation, here and below.
+        packed = torch.cat([best.isfinite().all().long()[None], choices, draft.tokens]).tolist()
+        finite, chosen, tokens = bool(packed[0]), packed[1 : k + 2], packed[k + 2 :]
+        _check_finite(finite)
         verdict = verify_tree_greedy(chosen, tokens, parents)
         p_of = [float(chosen[row] == token) for row, token in zip(rows, tokens)]
-        q_of, token_p = [1.0] * len(tokens), 1.0
+        q_of, token_p = [1.0] * k, 1.0
     else:
-        p = sampling.probabilities(logits).cpu()
-        q = None if draft.probs is None else draft.probs.cpu()
+        law = sampling.probabilities(logits)
+        p, ids, uniforms, *laws = on_host(
+            law, draft.tokens, uniforms[: k + 1], *([] if draft.probs is None else [draft.probs])
+        )
+        q = laws[0] if laws else None
         _check_finite(not bool(p[:, 0].isnan().any()))
+        tokens = ids.long().tolist()
         verdict = verify_tree(p, tokens, parents, q, uniforms, draft.replacement)
         p_of = [p[row, token].item() for row, token in zip(rows, tokens)]
         q_of = [1.0 if q is None else q[i, token].item() for i, token in enumerate(tokens)]
@@ -107,6 +112,14 @@ def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Samp
         draws=draws,
         token_p=token_p,
     )
+
+
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """Tensors on the CPU: as they are if there already, else in one transfer as float32, exact for ids up to 2**24."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return list(tensors)
+    pieces = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu().split([t.numel() for t in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors)]
 
 
 def _chain_outcome(accepted: int, drafted: int) -> Outcome:

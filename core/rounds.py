@@ -8,7 +8,7 @@ from core.clock import Clock
 from core.drafting import Draft, Drafter
 from core.judging import judge
 from core.recording import Step
-from core.runner import Runner
+from core.runner import Runner, ids_on
 from core.sampling import Sampling
 
 
@@ -29,7 +29,7 @@ def take_step(
     uniforms = torch.rand(2 * size + 1, generator=generator, device=target.device)
     draft = drafter.propose(context, gamma, uniforms[:size]) if drafter else Draft.none(target.device)
     clock.mark()
-    fresh = torch.tensor(context[target.length :], device=target.device)
+    fresh = ids_on(target.device, context[target.length :])
     parents = None if draft.parents is None else _below(len(fresh), draft.parents)
     logits = target.feed(torch.cat([fresh, draft.tokens]), parents, rows=len(draft) + 1)
     clock.mark()

@@ -53,7 +53,8 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     accepted = stands.long().cumprod(0).sum()
     # A row of zeros after the last draft makes the bonus the same formula: nothing to subtract.
     subtracted = torch.cat([q, torch.zeros_like(p[-1:])])
-    token = draw(residual(p[accepted], subtracted[accepted]), uniforms[-1])
+    row = accepted[None]  # indexing by a tensor of no dimension would ask the device for its value
+    token = draw(residual(p.index_select(0, row)[0], subtracted.index_select(0, row)[0]), uniforms[-1])
     return Verdict(accepted, token)
 
 
@@ -69,7 +70,7 @@ def verify_greedy(choices: Tensor, tokens: Tensor) -> Verdict:
     choices [γ+1] int64: the target's most likely token at each position; tokens [γ] int64.
     """
     accepted = (choices[:-1] == tokens).long().cumprod(0).sum()
-    return Verdict(accepted, choices[accepted])
+    return Verdict(accepted, choices.take(accepted))
 
 
 def verify_tree(

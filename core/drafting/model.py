@@ -7,7 +7,7 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.prefill import Stop, prefill
-from core.runner import Runner
+from core.runner import Runner, ids_on
 from core.sampling import Sampling, draw
 
 
@@ -33,7 +33,7 @@ class ModelDrafter:
             length = min(length, self._limit - len(context) + 1)  # the last drafted token is not fed
         if length < 1:
             return Draft.none(self.runner.device)
-        fresh = torch.tensor(context[self.runner.length :], device=self.runner.device)
+        fresh = ids_on(self.runner.device, context[self.runner.length :])
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []

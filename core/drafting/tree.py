@@ -13,7 +13,7 @@ from core.drafting import Draft
 from core.errors import UserError
 from core.prefill import Stop, prefill
 from core.records import Round
-from core.runner import Runner
+from core.runner import Runner, ids_on
 from core.sampling import Sampling, draw
 
 MOST_NODES, MOST_LEVELS = 64, 16
@@ -72,53 +72,52 @@ class TreeDrafter:
             length = min(length, self._limit - len(context) + 1)  # the last level is not fed
         if length < 1:
             return Draft.none(self.runner.device)
-        tokens: list[int] = []
+        drawn: list[Tensor] = []
         parents: list[int] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []
-        level = [-1]
+        level, used = [-1], 0
         self._committed = len(context)
-        rows = self.runner.feed(torch.tensor(context[self.runner.length :], device=self.runner.device), rows=1)
+        rows = self.runner.feed(ids_on(self.runner.device, context[self.runner.length :]), rows=1)
         for width in self._shape()[:length]:
-            if tokens:
-                rows = self._rows_after(tokens, parents, len(level))
-            grown: list[int] = []
-            for node, row in zip(level, rows):
-                children, q = self._siblings(row, width, uniforms[len(tokens) :])
-                grown += range(len(tokens), len(tokens) + len(children))
-                tokens += children
-                parents += [node] * len(children)
-                logits += [row[None]] * len(children)
+            if drawn:
+                rows = self._rows_after(torch.cat(drawn), parents, len(level))
+            children, counts, q = self._siblings(rows, width, uniforms[used:])
+            used += len(level) * width
+            grown = [node for node, count in zip(level, counts) for _ in range(count)]
+            level = list(range(len(parents), len(parents) + len(grown)))
+            parents += grown
+            for i, count in enumerate(counts):
+                drawn.append(children[i, :count])
+                logits += [rows[i, None]] * count
                 if q is not None:
-                    probs += [q] * len(children)
-            level = grown
-        return Draft(
-            torch.tensor(tokens, device=self.runner.device),
-            torch.stack(probs) if probs else None,
-            parents,
-            self._replacement,
-            logits,
-        )
+                    probs += [q[i]] * count
+        return Draft(torch.cat(drawn), torch.stack(probs) if probs else None, parents, self._replacement, logits)
 
-    def _rows_after(self, tokens: list[int], parents: list[int], count: int) -> Tensor:
+    def _rows_after(self, tokens: Tensor, parents: list[int], count: int) -> Tensor:
         """The draft's logits after the last `count` nodes, from one pass over the whole tree so far."""
         self.runner.truncate(self._committed)
-        return self.runner.feed(torch.tensor(tokens, device=self.runner.device), parents, rows=count)
+        return self.runner.feed(tokens, parents, rows=count)
 
-    def _siblings(self, row: Tensor, width: int, uniforms: Tensor) -> tuple[list[int], Tensor | None]:
-        """Up to `width` children for a row of logits, and the law the first was drawn from (None: point masses)."""
+    def _siblings(self, rows: Tensor, width: int, uniforms: Tensor) -> tuple[Tensor, list[int], Tensor | None]:
+        """Children [m, width] for a level's logits [m, vocab], how many of each row count, and the laws [m, vocab] the
+        first ones were drawn from (None: point masses). The host waits for the device only where a law may run out of
+        tokens: when several are drawn from it without replacement."""
+        m = len(rows)
         if self._sampling.greedy:
-            return row.topk(min(width, len(row))).indices.tolist(), None
-        q = self._sampling.probabilities(row)
-        left, children = q, []
-        for uniform in uniforms[:width]:
-            if not bool(left.sum() > 0):
-                break
-            child = int(draw(left, uniform))
-            children.append(child)
+            width = min(width, rows.shape[1])
+            return rows.topk(width).indices, [width] * m, None
+        q = self._sampling.probabilities(rows)
+        left, children, lasts = q, [], []
+        for uniform in uniforms[: m * width].view(m, width).unbind(1):
+            lasts.append(left.sum(-1) > 0)
+            children.append(draw(left, uniform))
             if not self._replacement:
-                left = left.index_fill(0, torch.tensor(child, device=left.device), 0.0)
-        return children, q
+                left = left.scatter(1, children[-1][:, None], 0.0)
+        counts = [width] * m
+        if width > 1 and not self._replacement:
+            counts = torch.stack(lasts).sum(0).tolist()
+        return torch.stack(children, 1), counts, q
 
     def truncate(self, length: int) -> None:
         # The cache ends in a tree: only the text before it is sure. The accepted path is fed again with the next round.

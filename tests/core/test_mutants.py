@@ -206,8 +206,8 @@ def test_wrong_rule_with_siblings(mutant, replacement, draft, monkeypatch):
 class LikeliestWithSoftQ(TreeDrafter):
     """Siblings are the likeliest tokens, handed over as if they had been drawn."""
 
-    def _siblings(self, row, width, uniforms):
-        return row.topk(width).indices.tolist(), SAMPLING.probabilities(row)
+    def _siblings(self, rows, width, uniforms):
+        return rows.topk(width).indices, [width] * len(rows), SAMPLING.probabilities(rows)
 
 
 def test_likeliest_siblings_with_a_soft_q():

@@ -29,6 +29,7 @@ class CombinedDrafter:
         return found if len(found) else self._model.propose(context, length, uniforms)
 
     def truncate(self, length: int) -> None:
+        self._ngram.truncate(length)
         self._model.truncate(length)
 
     def reset(self) -> None:

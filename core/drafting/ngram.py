@@ -48,7 +48,8 @@ class NgramDrafter:
         self._indexed = max(self._indexed, len(context) - 1)
 
     def truncate(self, length: int) -> None:
-        pass  # only committed text is indexed
+        if length < self._indexed:  # text that was committed is taken back: read anew with the next proposal
+            self.reset()
 
     def reset(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}

@@ -17,8 +17,9 @@ import torch
 from core.draft_length import Controller, Fixed
 from core.drafting import Drafter
 from core.drafting.build import build_drafter
-from core.environment import describe_environment
+from core.environment import describe_drafter, describe_environment
 from core.errors import Cancelled, UserError
+from core.exhaustion import out_of_memory, release_memory
 from core.model import Model
 from core.pairs import Pair
 from core.prefill import Stop, never, prefill
@@ -90,14 +91,26 @@ class Lane:
     run: Run
     _rounds: Iterator[Round]
     _resources: ExitStack
-    threads: int
+    pair: Pair
     seconds: float = 0.0
     """Engine time so far, prefill included: what the race is scheduled by."""
 
     def step(self) -> Round | None:
         """Advance by one round (the first time also the prefill); None at the end."""
-        use_threads(self.threads)
-        round_ = next(self._rounds, None)
+        use_threads(self.pair.target.threads)
+        try:
+            round_ = next(self._rounds, None)
+            exhausted = False
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            exhausted = True
+        if exhausted:  # outside the handler: the error's own frames held the tensors of the failed pass
+            self._free()
+            raise UserError(
+                f"The memory of this device ran out {self._where()}; shorten the prompt, ask for fewer new tokens, "
+                "or load the models in a smaller precision."
+            )
         if round_ is not None:
             if not self.seconds:
                 self.seconds = self.run.prefill_seconds + self.run.draft_prefill_seconds
@@ -110,6 +123,18 @@ class Lane:
             self.run.stop_reason = "cancelled"
         self._rounds.close()  # type: ignore[attr-defined]
         self._resources.close()
+
+    def _where(self) -> str:
+        written = len(self.run.token_ids)
+        return f"after {written:,} new tokens" if written else f"while reading {len(self.run.prompt_ids):,} tokens"
+
+    def _free(self) -> None:
+        """Give back the caches of this run and those kept for later ones."""
+        self.close()
+        for model in (self.pair.target, self.pair.draft):
+            if model:
+                model.drop_idle()
+        release_memory()
 
 
 def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, tops: int = 0) -> Lane:
@@ -128,8 +153,9 @@ def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, t
             rounds = plain(target, run, text, stop_ids=stop_ids, stop=stop, tops=tops)
         else:
             drafter, length = build_drafter(pair, target, settings, resources)
+            run.environment["drafter"] = describe_drafter(drafter, pair.translation is not None)
             rounds = speculative(target, drafter, run, text, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
-        return Lane(run, rounds, resources.pop_all(), pair.target.threads)
+        return Lane(run, rounds, resources.pop_all(), pair)
 
 
 def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> None:

@@ -1,0 +1,198 @@
+"""What can be read of a model before its weights: config, tokenizer, chat template and the headers of its safetensors.
+
+A Hub id costs a few small files and, with a network, one range request per weight file; nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+from transformers import AutoConfig, AutoTokenizer
+
+from core.catalogue import read_catalogue
+from core.errors import UserError
+from core.hub import cached, explained, local_folder, out_of_reach
+from core.loading import POCKET_NAME, refuse_unsupported
+from core.precision import POCKET
+
+SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
+LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors format."""
+WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+"""Bytes of an element; types that are not named take one."""
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Header:
+    """One tensor of a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * WIDTHS.get(self.dtype, 1)
+
+
+@dataclass
+class Preview:
+    """A model that is not loaded. `headers` is None where neither its weights nor the Hub can be reached; `cached`
+    says whether its weights are on this machine; `folder` is None where the catalogue alone is known, and `note` then
+    says why."""
+
+    name: str
+    config: Any
+    folder: Path | None = None
+    headers: dict[str, Header] | None = None
+    cached: bool = False
+    note: str | None = None
+
+    @cached_property
+    def tokenizer(self) -> Any | None:
+        """Raises UserError where there are files that cannot be read; None where there are none."""
+        if self.folder is None:
+            return None
+        try:
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+        except Exception as error:  # whatever the libraries make of a stranger's files
+            raise UserError(f"The tokenizer of {self.name} cannot be read: {first_line(error)}") from error
+
+    @property
+    def decoder(self) -> Any:
+        """The config of the text part."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of most of the weights that are not quantised, by the headers."""
+        counts = {
+            t: sum(h.bytes for h in (self.headers or {}).values() if h.dtype == t and len(h.shape) > 1) for t in FLOATS
+        }
+        largest = max(counts, key=lambda t: counts[t])
+        return FLOATS[largest] if counts[largest] else None
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of its weight files, to be downloaded where they are not cached."""
+        return None if self.headers is None else sum(h.bytes for h in self.headers.values())
+
+
+def preview(name: str, role: str = "target", revision: str | None = None) -> Preview:
+    """Read what there is of a model without loading it; of a model of the catalogue that cannot be reached, what the
+    catalogue says.
+
+    Raises UserError with one sentence: missing, gated, out of reach, unreadable, or of a kind that cannot be decoded.
+    """
+    if name == POCKET_NAME:
+        return read_folder(POCKET / role, f"{POCKET_NAME} {role}")
+    if (folder := local_folder(name)) is not None:
+        return read_folder(folder, name)
+    if (folder := cached(name, revision)) is not None:
+        return read_folder(folder, name)
+    try:
+        folder = fetch_small(name, revision)
+        found = read_config(folder, name)
+        return Preview(name, found, folder, hub_headers(name, revision))
+    except UserError as error:
+        known = None if revision else catalogue_config(name)
+        if known is None:
+            raise
+        return Preview(name, known, note=str(error))
+
+
+def read_folder(folder: Path, name: str) -> Preview:
+    """A model whose weights are on this machine."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{name} has no config.json, so it is not a transformers model folder.")
+    return Preview(name, read_config(folder, name), folder, local_headers(folder, name), cached=True)
+
+
+def catalogue_config(name: str) -> Any | None:
+    """The config of a model of the catalogue, as far as it fixes the size; None where the catalogue does not tell."""
+    known = read_catalogue().models.get(name)
+    if known is None or not known.config:
+        return None
+    return AutoConfig.for_model(**known.config)
+
+
+def fetch_small(name: str, revision: str | None = None) -> Path:
+    """The config and tokenizer of a model on the Hub, in the local cache: a few megabytes at most."""
+    with explained(name, revision):
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"]))
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{name} has no config.json, so it is not a transformers model folder.")
+    return folder
+
+
+def read_config(folder: Path, name: str) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (json.JSONDecodeError, OSError) as error:
+        raise UserError(f"{name} cannot be read: {first_line(error)}") from error
+    except Exception as error:  # whatever transformers makes of a stranger's config
+        raise UserError(f"{name} cannot be loaded: {first_line(error)}") from error
+    refuse_unsupported(config, name)
+    return config
+
+
+def local_headers(folder: Path, name: str) -> dict[str, Header]:
+    """The tensors of all safetensors files in a folder."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{name} has no .safetensors weights; choose a repository or folder that holds them.")
+    return {k: h for file in files for k, h in read_header(file, name).items()}
+
+
+def read_header(file: Path, name: str) -> dict[str, Header]:
+    """The tensors of a safetensors file: eight bytes that tell the length of a JSON text, then that text."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > min(LONGEST_HEADER, file.stat().st_size):
+                raise ValueError("its header is longer than the file")
+            tensors = json.loads(stream.read(length))
+        return {
+            key: Header(tensor["dtype"], tuple(tensor["shape"]))
+            for key, tensor in tensors.items()
+            if key != "__metadata__"
+        }
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{name} cannot be read: {file.name} is no safetensors file ({first_line(error)})") from error
+
+
+def hub_headers(name: str, revision: str | None) -> dict[str, Header] | None:
+    """The same of a model on the Hub; None where it cannot be reached."""
+    try:
+        with explained(name, revision):
+            found = _ask_hub(name, revision)
+    except NotASafetensorsRepoError:
+        raise UserError(f"{name} has no .safetensors weights; choose a repository or folder that holds them.") from None
+    except SafetensorsParsingError as error:
+        raise UserError(f"{name} cannot be read: {first_line(error)}") from None
+    return found and {
+        key: Header(str(tensor.dtype), tuple(tensor.shape))
+        for file in found.files_metadata.values()
+        for key, tensor in file.tensors.items()
+    }
+
+
+def _ask_hub(name: str, revision: str | None) -> Any | None:
+    try:
+        return HfApi().get_safetensors_metadata(name, revision=revision)
+    except Exception as error:
+        if out_of_reach(error):
+            return None
+        raise
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

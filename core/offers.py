@@ -1,0 +1,162 @@
+"""What there is to run here: the catalogue's pairs on this machine, and drafts for a target. No network needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from huggingface_hub import constants, scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
+from core.catalogue import CataloguePair, catalogue, read_catalogue, relatives
+from core.errors import UserError
+from core.hub import cached
+from core.inspection import CONTEXT, Fit, measure_memory, predict
+from core.likeness import same_vocabulary
+from core.loading import POCKET_NAME, resolve_device
+from core.precision import POCKET
+from core.preview import Preview, catalogue_config, preview, read_folder
+from core.sizing import Sized, size_up
+from core.verdict import EXPECTED
+
+SCHEMA = 1
+PADDING = 1024
+"""Rows by which two embeddings of one vocabulary may differ."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A pair of the catalogue on this machine. `needed` and `free` are bytes for a race of `inspection.CONTEXT` tokens;
+    `cached` says whether all its weights are here."""
+
+    pair: CataloguePair
+    cached: bool
+    precision: str
+    target_parameters: int
+    draft_parameters: int | None
+    target_layers: int
+    draft_layers: int | None
+    needed: int
+    free: int | None
+    fits: Fit
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A draft with the target's own tokens. `speedup` and `draft_length` are predicted at the verdict's acceptance
+    rate, on the basis that holds on this device; `source` is "catalogue" or "cache"."""
+
+    draft: str
+    source: str
+    cached: bool
+    gated: bool
+    layers: int
+    parameters: int
+    weight_bytes: int
+    layers_ratio: float
+    bytes_ratio: float
+    draft_length: int
+    speedup: float
+    why: str | None
+
+
+def offers(device: str = "auto", precision: str = "auto") -> list[Offer]:
+    """The catalogue in its order, with what each pair needs here and whether it fits."""
+    place = resolve_device(device)
+    return [offer for pair in catalogue() if (offer := _offer(pair, place, precision))]
+
+
+def offers_document(found: Sequence[Offer]) -> dict[str, Any]:
+    """The document `python -m core pairs --json` writes: a pair's own entries beside what it needs here."""
+    rows = [{**asdict(offer.pair), **{k: v for k, v in asdict(offer).items() if k != "pair"}} for offer in found]
+    return {"schema": SCHEMA, "context": CONTEXT, "pairs": rows}
+
+
+def _offer(pair: CataloguePair, place: torch.device, precision: str) -> Offer | None:
+    target = at_hand(pair.target, "target")
+    draft = at_hand(pair.draft, "draft") if pair.draft else None
+    if target is None or (pair.draft and draft is None):
+        return None
+    ours = size_up(target, place, precision)
+    theirs = size_up(draft, place, precision) if draft else None
+    memory = measure_memory(ours, theirs, place, CONTEXT)
+    return Offer(
+        pair,
+        target.cached and (draft is None or draft.cached),
+        ours.format.precision,
+        ours.weights.parameters,
+        theirs.weights.parameters if theirs else None,
+        ours.layers,
+        theirs.layers if theirs else None,
+        memory.needed,
+        memory.free,
+        memory.fits,
+    )
+
+
+def drafts_for(
+    target: str, *, device: str = "auto", precision: str = "auto", revision: str | None = None
+) -> list[Suggestion]:
+    """Drafts that share the target's tokens, from the catalogue and the local cache, the best first. The target itself
+    may be asked for on the Hub; raises UserError where it cannot be read."""
+    place = resolve_device(device)
+    ours = size_up(preview(target, "target", revision), place, precision)
+    catalogued = {POCKET_NAME} if target == POCKET_NAME else {model.id for model in relatives(target)}
+    names = sorted(catalogued | (set(cached_models()) - {target}))
+    found = [s for name in names if (s := _suggestion(ours, name, name in catalogued, place, precision))]
+    return sorted(found, key=lambda suggestion: (-suggestion.speedup, suggestion.weight_bytes))
+
+
+def _suggestion(target: Sized, name: str, catalogued: bool, place: torch.device, precision: str) -> Suggestion | None:
+    """None where a model is no draft for this target: as large, of other tokens, or not to be read."""
+    try:
+        draft = at_hand(name, "draft")
+        if draft is None or abs(draft.decoder.vocab_size - target.preview.decoder.vocab_size) > PADDING:
+            return None
+        theirs = size_up(draft, place, precision)
+        larger = theirs.weights.total >= target.weights.total or theirs.weights.read >= target.weights.read
+        if larger or not same_vocabulary(target.preview, draft):
+            return None
+    except UserError:
+        return None
+    expected = predict(target, theirs, place)[0].at(EXPECTED)
+    known = read_catalogue().models.get(name)
+    return Suggestion(
+        draft=name,
+        source="catalogue" if catalogued else "cache",
+        cached=draft.cached,
+        gated=bool(known and known.gated),
+        layers=theirs.layers,
+        parameters=theirs.weights.parameters,
+        weight_bytes=theirs.weights.total,
+        layers_ratio=theirs.layers / target.layers,
+        bytes_ratio=theirs.weights.read / target.weights.read,
+        draft_length=expected.draft_length,
+        speedup=expected.speedup,
+        why=next((p.why for p in catalogue() if (p.target, p.draft) == (target.preview.name, name)), None),
+    )
+
+
+def at_hand(name: str, role: str) -> Preview | None:
+    """What is known of a model without a network: its files where they are here and can be read, else what the
+    catalogue says."""
+    if name == POCKET_NAME:
+        return read_folder(POCKET / role, f"{POCKET_NAME} {role}")
+    if (folder := cached(name)) is not None:
+        with suppress(UserError):
+            return read_folder(folder, name)
+    known = catalogue_config(name)
+    return None if known is None else Preview(name, known)
+
+
+def cached_models() -> list[str]:
+    """Hub ids of models whose weights are all in the local cache."""
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return []
+    names = sorted(repository.repo_id for repository in found.repos if repository.repo_type == "model")
+    return [name for name in names if cached(name) is not None]

@@ -58,12 +58,14 @@ class Adaptive:
     """Before each round, the length that maximises expected tokens per second of the honest formula (`core.theory`).
 
     Acceptance is estimated by position from the outcomes so far, newer ones counting more; a position never reached is
-    taken to be like all others together. 0 means a plain step. While plain is best, it probes with a short draft after
-    2, 4, 8 … plain steps, and less often the longer probing fails. A pure function of costs and outcomes.
+    taken to be like all others together. 0 means a plain step. While plain is best, it probes with a single token:
+    after 4, 8, 16 … plain steps as long as probing fails, and never so often that probing, with the draft's catching
+    up, takes more than PROBING of the time. A pure function of costs and outcomes.
     """
 
-    PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 4.0, 0.96
+    PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 3.0, 0.96
     FIRST_PAUSE, LONGEST_PAUSE = 4, 64
+    PROBING = 0.02
 
     def __init__(self, target: Seconds, draft: Seconds, longest: int = 16) -> None:
         self._target, self._draft = target, draft
@@ -79,7 +81,7 @@ class Adaptive:
             self._pause, self._since = self.FIRST_PAUSE, 0
             return best
         self._since += 1
-        if self._since <= self._pause:
+        if self._since <= max(self._pause, self._probe_in_steps() / self.PROBING):
             return 0
         self._pause, self._since = min(2 * self._pause, self.LONGEST_PAUSE), 0
         return 1
@@ -98,6 +100,10 @@ class Adaptive:
             self._pooled.add(accepted, self.MEMORY)
         # After full acceptance the drafter has not fed its own last token.
         self._behind = int(all(token.outcome == "accepted" for token in round_.drafted))
+
+    def _probe_in_steps(self) -> float:
+        """What drafting and checking one token costs beyond a plain step, in plain steps."""
+        return (self._draft(1 + self._behind) + self._target(2)) / self._target(1) - 1
 
     def _rate(self, gamma: int) -> float:
         """Expected tokens per second of a round with this draft length."""

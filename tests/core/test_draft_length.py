@@ -7,6 +7,7 @@ import pytest
 from core.draft_length import Adaptive, Fixed
 from core.drafting.tree import AdaptiveShape
 from core.errors import UserError
+from core.model import CostTable
 from core.records import Round, Token
 from core.theory import best_length
 
@@ -90,6 +91,58 @@ def test_same_costs_and_outcomes_same_lengths():
     """A pure function: two controllers that saw the same choose the same."""
     one, other = (play(Adaptive(lambda n: 1 + 0.05 * n, flat(0.1)), 0.7, 200, seed=3) for _ in range(2))
     assert one == other
+
+
+POCKET_TARGET = CostTable({1: 4.17, 2: 4.24, 3: 4.57, 4: 4.56, 5: 5.21, 6: 5.44, 8: 5.8, 9: 6.28, 16: 7.97, 33: 12.95})
+POCKET_DRAFT = CostTable({1: 0.305, 2: 0.303, 4: 0.315, 8: 0.374, 16: 0.548, 33: 0.844, 65: 1.258})
+"""Milliseconds of the bundled pair's passes on two cores."""
+SAMPLING = 0.12
+"""What a drafted token costs beside its pass: choosing it. The controller does not know."""
+
+
+def milliseconds(controller, alpha, tokens, seed, target=POCKET_TARGET, draft=POCKET_DRAFT):
+    """What a run of so many tokens takes when each drafted token is accepted with chance alpha."""
+    chance, spent, written, behind = random.Random(seed), 0.0, 0, 0
+    while written < tokens:
+        length = min(controller.next(), tokens - written - 1)
+        accepted = next((i for i in range(length) if chance.random() >= alpha), length)
+        outcomes = ["accepted"] * accepted + ["rejected"] * (accepted < length)
+        outcomes += ["ignored"] * (length - len(outcomes))
+        drafted = [Token(1, "", o, parent=i - 1 if i else None) for i, o in enumerate(outcomes)]
+        spent += target(length + 1)
+        if length:
+            spent += draft(1 + behind) + (length - 1) * draft(1) + length * SAMPLING
+        behind = int(accepted == length) if length else behind + 1
+        controller.observe(Round(0, drafted, Token(1, "", "bonus" if length else "plain")))
+        written += accepted + 1
+    return spent
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("dearer", [1, 3, 8])
+def test_a_draft_that_does_not_match_costs_little(alpha, dearer):
+    """Never below 0.95 of plain decoding: a few rounds to find out, then a probe now and then. Also where the draft
+    costs three or eight times as much, and has many tokens to catch up on at a probe."""
+
+    def draft(n):
+        return dearer * POCKET_DRAFT(n)
+
+    for tokens in (128, 400):
+        plain = tokens * POCKET_TARGET(1)
+        spent = [milliseconds(Adaptive(POCKET_TARGET, draft), alpha, tokens, seed, draft=draft) for seed in range(8)]
+        assert plain / max(spent) >= 0.95
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.75, 0.9])
+def test_auto_is_near_the_best_fixed_length(alpha):
+    """Without having swept, at what the bundled pair's passes cost."""
+
+    def time_of(make):
+        return mean([milliseconds(make(), alpha, 256, seed) for seed in range(24)])
+
+    fixed = [time_of(lambda length=length: Fixed(length)) for length in (1, 2, 3, 4, 5, 6, 8, 11, 15)]
+    best = min(*fixed, 256 * POCKET_TARGET(1))
+    assert best / time_of(lambda: Adaptive(POCKET_TARGET, POCKET_DRAFT)) >= 0.95
 
 
 def test_what_was_not_judged_teaches_nothing():

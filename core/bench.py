@@ -1,29 +1,47 @@
 """Measured comparisons: methods against plain decoding and against transformers, interleaved in one process.
 
 Every repeat runs every method on every prompt before the next repeat, in an order that rotates, so that a slow moment
-of the machine hits all alike; ratios are taken pair by pair (same prompt, same repeat) before the median.
+of the machine hits all alike; ratios are taken pair by pair (same prompt, same repeat) before the median. What a pass
+costs is measured anew in every repeat, so that what the formula promises is promised of the machine as it was then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any
 
-from core.decoding import open_lane, race
+from core.bandwidth import describe_bandwidth
+from core.clock import PassTimer
+from core.decoding import open_lane
+from core.draft_length import Seconds
 from core.environment import describe_environment
-from core.metrics import summarise
+from core.metrics import Spread, summarise
+from core.model import Model, time_passes
 from core.pairs import Pair
 from core.peers import PEERS, run_peer
 from core.records import SCHEMA, Run, Settings
+from core.theory import Promise, promise
 
 Progress = Callable[[str], None]
+LENGTHS = (*range(1, 10), 12, 13, 16, 17)
+"""Passes whose cost is measured: every length around 4, 8, 12 and 16, where kernels take their steps."""
+CONTEXT = 128
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Seconds of a pass of target and draft over n tokens."""
+
+    target: Seconds
+    draft: Seconds | None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one method; `efficiency` is the share of engine time spent in forward passes."""
+    """One run of one method. `efficiency`: time of its bare forward passes ÷ engine time, prefill and first round
+    apart. Milliseconds are means per round: proposing, the target's pass, and everything else. `promise` is what
+    measured costs and the measured acceptance allow, where a method's passes can be told from its rounds."""
 
     tokens_per_second: float
     acceptance_rate: float | None = None
@@ -31,17 +49,17 @@ class Sample:
     efficiency: float | None = None
     draft_share: float | None = None
     verify_share: float | None = None
+    draft_ms: float | None = None
+    verify_ms: float | None = None
+    other_ms: float | None = None
+    promise: Promise | None = None
 
 
-@dataclass(frozen=True)
-class Spread:
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
+MEASURES = (
+    *("acceptance_rate", "tokens_per_round", "efficiency", "draft_share", "verify_share"),
+    *("draft_ms", "verify_ms", "other_ms"),
+)
+Runner = Callable[[str, PassCosts], Sample]
 
 
 def bench(
@@ -54,16 +72,18 @@ def bench(
 ) -> dict[str, Any]:
     """Measure each variant (name -> settings) on each prompt; `plain` is always measured. A bench document."""
     base = next(iter(variants.values()))
-    runners: dict[str, Callable[[str], Sample]] = {"plain": _ours(pair, replace(base, method="plain"))}
+    runners: dict[str, Runner] = {"plain": _ours(pair, replace(base, method="plain"))}
     runners |= {name: _ours(pair, settings) for name, settings in variants.items() if settings.method != "plain"}
     if peers:
         runners |= {name: _peer(pair, name, base) for name in PEERS}
     samples: dict[str, dict[tuple[int, int], Sample]] = {name: {} for name in runners}
     for repeat in range(-1, repeats):
+        progress("measuring what a pass costs")
+        costs = measure_costs(pair)
         for at, prompt in enumerate(prompts):
             progress(f"repeat {repeat + 1} of {repeats}, prompt {at + 1} of {len(prompts)}")
             for name in _rotated(list(runners), repeat + at):
-                sample = runners[name](prompt)
+                sample = runners[name](prompt, costs)
                 if repeat >= 0:  # the first pass is warm-up, for all alike
                     samples[name][repeat, at] = sample
     rows = {name: _summarise(name, found, samples["plain"]) for name, found in samples.items()}
@@ -74,9 +94,21 @@ def bench(
         "repeats": repeats,
         "max_new_tokens": base.max_new_tokens,
         "temperature": base.temperature,
+        "costs": {role: {str(n): seconds(n) for n in LENGTHS} for role, seconds in vars(costs).items() if seconds},
+        "bandwidth": describe_bandwidth(pair.target, costs.target(1), CONTEXT),
         "methods": [row for name, row in rows.items() if name not in PEERS],
         "peers": [row for name, row in rows.items() if name in PEERS],
     }
+
+
+def measure_costs(pair: Pair, repeats: int = 5) -> PassCosts:
+    """Time the passes of both models as they are now."""
+
+    def measure(model: Model) -> Seconds:
+        with model.lease() as runner:
+            return time_passes(runner, max(1, min(CONTEXT, model.context_length - LENGTHS[-1])), repeats, LENGTHS)
+
+    return PassCosts(measure(pair.target), measure(pair.draft) if pair.draft else None)
 
 
 def _rotated(names: list[str], by: int) -> list[str]:
@@ -84,32 +116,52 @@ def _rotated(names: list[str], by: int) -> list[str]:
     return names[by:] + names[:by]
 
 
-def _ours(pair: Pair, settings: Settings) -> Callable[[str], Sample]:
-    def run(prompt: str) -> Sample:
-        lane = open_lane(pair, prompt, settings)
-        for _ in race([lane]):
-            pass
-        return _sample(lane.run)
+def _ours(pair: Pair, settings: Settings) -> Runner:
+    def run(prompt: str, costs: PassCosts) -> Sample:
+        finished, efficiency = run_timed(pair, prompt, settings)
+        return _sample(finished, efficiency, costs, pair.translation is not None)
 
     return run
 
 
-def _sample(run: Run) -> Sample:
+def run_timed(pair: Pair, prompt: str, settings: Settings) -> tuple[Run, float | None]:
+    """A finished run, and the share of its engine time that its bare forward passes took (None for a single round)."""
+    lane = open_lane(pair, prompt, settings)
+    try:
+        lane.step()  # the prefill and one round
+        with PassTimer(pair.target.device) as passes:
+            while lane.step() is not None:
+                pass
+        bare, engine = passes.seconds(), sum(round_.seconds for round_ in lane.run.rounds[1:])
+    finally:
+        lane.close()
+    return lane.run, bare / engine if engine else None
+
+
+def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bool) -> Sample:
     metrics = summarise(run)
-    verify = sum(r.verify_seconds for r in run.rounds)
-    draft = sum(r.draft_seconds for r in run.rounds)
+    rounds = len(run.rounds)
+    draft, verify, other = (sum(getattr(r, f"{stage}_seconds") for r in run.rounds) for stage in STAGES)
+    drafting = {"ngram": lambda n: 0.0, "draft": None if translated else costs.draft}.get(run.settings.method)
     return Sample(
         tokens_per_second=metrics.tokens_per_second,
         acceptance_rate=metrics.acceptance_rate,
         tokens_per_round=metrics.tokens_per_round,
-        efficiency=(verify + draft) / metrics.seconds,
+        efficiency=efficiency,
         draft_share=draft / metrics.seconds,
         verify_share=verify / metrics.seconds,
+        draft_ms=1000 * draft / rounds,
+        verify_ms=1000 * verify / rounds,
+        other_ms=1000 * other / rounds,
+        promise=promise(run.rounds, costs.target, drafting) if drafting else None,
     )
 
 
-def _peer(pair: Pair, name: str, settings: Settings) -> Callable[[str], Sample]:
-    def run(prompt: str) -> Sample:
+STAGES = ("draft", "verify", "other")
+
+
+def _peer(pair: Pair, name: str, settings: Settings) -> Runner:
+    def run(prompt: str, costs: PassCosts) -> Sample:
         return Sample(run_peer(pair, name, prompt, settings))
 
     return run
@@ -122,29 +174,15 @@ def _summarise(name: str, found: dict[tuple[int, int], Sample], plain: dict[tupl
         "tokens_per_second": asdict(Spread.of([s.tokens_per_second for s in found.values()])),
         "ratio_to_plain": asdict(Spread.of(ratios)),
     }
-    for measure in ("acceptance_rate", "tokens_per_round", "efficiency", "draft_share", "verify_share"):
+    for measure in MEASURES:
         values = [v for s in found.values() if (v := getattr(s, measure)) is not None]
         row[measure] = sum(values) / len(values) if values else None
+    promised = {
+        key: sample.promise.ratio((plain[key].other_ms or 0.0) / 1000)
+        for key, sample in found.items()
+        if sample.promise
+    }
+    reached = [ratio / promised[key] for key, ratio in zip(found, ratios) if key in promised]
+    row["honest_ratio"] = asdict(Spread.of(list(promised.values()))) if promised else None
+    row["of_honest"] = asdict(Spread.of(reached)) if reached else None
     return row
-
-
-def table(document: dict[str, Any]) -> str:
-    """The bench document for a person to read."""
-    heads = f"{'x plain':>9}{'accepted':>10}{'tok/pass':>10}{'in passes':>11}"
-    lines = [f"{'method':<28}{'tokens/s':>10}{'(min-max)':>16}{heads}"]
-    for row in (*document["methods"], *document["peers"]):
-        speed = row["tokens_per_second"]
-        span = f"{speed['min']:.0f}-{speed['max']:.0f}"
-        lines.append(
-            f"{row['name']:<28}{speed['median']:>10.1f}{span:>16}{row['ratio_to_plain']['median']:>9.2f}"
-            f"{_share(row['acceptance_rate']):>10}{_number(row['tokens_per_round']):>10}{_share(row['efficiency']):>11}"
-        )
-    return "\n".join(lines)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from core.records import Round, Run, Token
@@ -44,6 +46,12 @@ def depths(round_: Round) -> list[int]:
 
 def accepted_by_position(rounds: list[Round]) -> list[float]:
     """Share of rounds with at least 1, 2, … accepted tokens, of those that drafted (and were not cut) that deep."""
+    tried, accepted = count_by_position(rounds)
+    return [a / t for a, t in zip(accepted, tried)]
+
+
+def count_by_position(rounds: list[Round]) -> tuple[list[int], list[int]]:
+    """How many rounds drafted (and were not cut) 1, 2, … deep, and in how many of them so many were accepted."""
     tried: list[int] = []
     accepted: list[int] = []
     for round_ in rounds:
@@ -59,7 +67,7 @@ def accepted_by_position(rounds: list[Round]) -> list[float]:
         for depth in range(deepest + 1):
             tried[depth] += 1
             accepted[depth] += depth < count
-    return [a / t for a, t in zip(accepted, tried)]
+    return tried, accepted
 
 
 def summarise(run: Run) -> Metrics:
@@ -80,6 +88,19 @@ def summarise(run: Run) -> Metrics:
         draft_utilisation=accepted / len(outcomes) if outcomes else None,
         accepted_by_position=accepted_by_position(run.rounds),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Several measurements of the same thing."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

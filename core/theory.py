@@ -7,6 +7,10 @@ target step. Leviathan et al. 2023 (arXiv 2211.17192).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from core.metrics import accepted_by_position
+from core.records import Round
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -40,3 +44,38 @@ def rule_of_thumb(alpha: float, gamma: int) -> float:
 def best_length(alpha: float, c: float, longest: int = 64) -> int:
     """The draft length that maximises `leviathan`; 0 where speculation cannot gain."""
     return max(range(longest + 1), key=lambda gamma: (leviathan(alpha, gamma, c), -gamma))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What measured costs and acceptance allow a run: its rounds would yield `tokens` and their passes take `seconds`;
+    `step` is the seconds of a pass over one token."""
+
+    tokens: float
+    seconds: float
+    rounds: int
+    step: float
+
+    def ratio(self, overhead: float = 0.0) -> float:
+        """Speed-up over plain decoding by `honest`; `overhead` is what a round costs beside its passes."""
+        return self.tokens * (self.step + overhead) / (self.seconds + self.rounds * overhead)
+
+
+def promise(
+    rounds: Sequence[Round], target_seconds: Callable[[int], float], draft_seconds: Callable[[int], float]
+) -> Promise:
+    """`honest` for the draft lengths a run used, which may differ from round to round: every round is charged by the
+    cost of its passes, the draft's catching-up included, and credited 1 + Σ aᵢ over the positions it drafted."""
+    reached = accepted_by_position(list(rounds))
+    tokens = seconds = 0.0
+    behind = 0
+    for round_ in rounds:
+        drafted = len(round_.drafted)
+        tokens += expected_tokens_by_position(reached, drafted)
+        seconds += target_seconds(drafted + 1)
+        if drafted:
+            seconds += draft_seconds(1 + behind) + (drafted - 1) * draft_seconds(1)
+        whole = all(token.outcome == "accepted" for token in round_.drafted)
+        # After full acceptance the draft has not fed its own last token; a plain step leaves it one more behind.
+        behind = (0 if drafted else behind) + int(whole)
+    return Promise(tokens, seconds, len(rounds), target_seconds(1))

@@ -3,11 +3,19 @@
 import json
 
 import pytest
+import torch
 
 from core.__main__ import main
-from core.bench import bench, table
+from core.bandwidth import bytes_read, copy_bandwidth
+from core.bench import LENGTHS, bench, run_timed
+from core.bench_report import table
+from core.clock import PassTimer
+from core.errors import UserError
+from core.growth import NEW_TOKENS, contexts_of, growth, padded_prompt
 from core.peers import run_peer
-from core.records import Settings
+from core.prompting import encode_prompt
+from core.records import Round, Settings, Token
+from core.theory import expected_tokens, honest, promise
 
 PROMPTS = ["the quick brown fox", "one two three one two three one two"]
 SETTINGS = Settings(draft_length=3, max_new_tokens=12, ignore_eos=True)
@@ -37,10 +45,107 @@ def test_ratios_are_taken_pair_by_pair(document):
 
 def test_what_a_round_is_made_of(document):
     """Shares of engine time are shares; plain decoding drafts nothing and gets one token a pass."""
-    plain, draft, _ = document["methods"]
+    plain, draft, ngram = document["methods"]
     assert (plain["tokens_per_round"], plain["acceptance_rate"]) == (1.0, None)
-    assert 0 < draft["efficiency"] <= 1
-    assert draft["draft_share"] + draft["verify_share"] == pytest.approx(draft["efficiency"])
+    assert 0 < draft["draft_share"] + draft["verify_share"] < 1
+    assert plain["draft_ms"] < draft["draft_ms"] > ngram["draft_ms"]
+    for row in (plain, draft, ngram):
+        assert row["verify_ms"] > 0 and row["other_ms"] > 0
+
+
+def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
+    """Efficiency counts what `feed` takes, and nothing that happens between two passes."""
+    import time
+
+    from core import rounds
+
+    _, quick = run_timed(pair, PROMPTS[0], SETTINGS)
+    judge = rounds.judge
+
+    def dawdling(*args):
+        time.sleep(0.01)
+        return judge(*args)
+
+    monkeypatch.setattr(rounds, "judge", dawdling)
+    _, slow = run_timed(pair, PROMPTS[0], SETTINGS)
+    assert slow < 0.5 < quick < 1
+
+
+def test_passes_are_heard_only_while_somebody_listens(pair):
+    ids = torch.tensor([1, 2, 3])
+    with pair.target.lease() as runner, PassTimer(pair.target.device) as passes:
+        assert passes.seconds() == 0
+        runner.feed(ids)
+        once = passes.seconds()
+        runner.feed(ids)
+    assert passes.seconds() > once > 0
+    with pair.target.lease() as runner:
+        heard = passes.seconds()
+        runner.feed(ids)
+    assert passes.seconds() == heard
+
+
+def round_of(drafted, accepted):
+    outcomes = ["accepted"] * accepted + ["rejected"] * (accepted < drafted)
+    outcomes += ["ignored"] * (drafted - len(outcomes))
+    tokens = [Token(1, "", outcome, parent=i - 1 if i else None) for i, outcome in enumerate(outcomes)]
+    return Round(0, tokens, Token(1, "", "bonus"))
+
+
+def test_what_is_promised_is_the_honest_formula():
+    """With one draft length throughout, and no catching up, it is `honest` with the measured acceptance."""
+    target, draft = (lambda n: 1 + 0.1 * n), (lambda n: 0.2)
+    rounds = [round_of(4, accepted) for accepted in (0, 1, 2, 3, 0, 2)]
+    expected = 1 + sum(accepted for accepted in (0, 1, 2, 3, 0, 2)) / 6
+    assert promise(rounds, target, draft).ratio() == pytest.approx(honest(expected, 4, target, 0.2))
+    assert promise(rounds, target, draft).ratio(0.3) == pytest.approx(honest(expected, 4, target, 0.2, 0.3))
+    assert promise([round_of(0, 0)] * 5, target, draft).ratio() == 1
+    assert expected_tokens(1.0, 4) == promise([round_of(4, 4)], target, draft).tokens
+
+
+def test_the_draft_s_catching_up_is_charged():
+    """After full acceptance the draft feeds two tokens, after plain steps as many as it missed."""
+    fed = []
+    promise([round_of(2, 2), round_of(2, 0), round_of(0, 0), round_of(0, 0), round_of(1, 0)], lambda n: 1.0,
+            lambda n: fed.append(n) or 0.1)  # fmt: skip
+    assert [n for n in fed if n > 1] == [2, 3]
+
+
+def test_promises_only_where_passes_can_be_told(document):
+    plain, draft, ngram = document["methods"]
+    assert plain["honest_ratio"] is None
+    for row in (draft, ngram):
+        assert row["honest_ratio"]["median"] > 0 and row["of_honest"]["median"] > 0
+    assert set(document["costs"]) == {"target", "draft"}
+    assert set(document["costs"]["target"]) == {str(n) for n in LENGTHS}
+    assert document["bandwidth"] is None  # not told on a CPU
+
+
+def test_growth(pair):
+    """A row per context that fits; the text is as long as asked, for every method."""
+    assert contexts_of("64, 128,512,max", pair.target.context_length) == [64, 128, 256]
+    assert contexts_of("", 256) == []
+    with pytest.raises(UserError, match="'few' is not"):
+        contexts_of("128,few", 256)
+    rows = growth(pair, {"draft": SETTINGS}, [64, 128])
+    assert [row["context"] for row in rows] == [64, 128]
+    for row in rows:
+        assert row["context"] - 2 * NEW_TOKENS < row["prompt_tokens"] <= row["context"] - NEW_TOKENS
+        assert [method["name"] for method in row["methods"]] == ["plain", "draft"]
+        assert all(0 < m["passes_ms"] < m["round_ms"] and 0 < m["other_ms"] < m["round_ms"] for m in row["methods"])
+
+
+def test_padded_prompt_is_as_long_as_asked(pair):
+    for length in (40, 200, 5000):
+        prompt = padded_prompt(pair, length, SETTINGS)
+        assert length - 16 <= len(encode_prompt(pair.target, prompt, SETTINGS)) <= length
+
+
+def test_bandwidth_counts_bytes_both_ways(pair):
+    """A copy reads and writes; a pass reads less than the model holds, for it looks up a row of the embeddings."""
+    assert copy_bandwidth(torch.device("cpu"), 1 << 20, repeats=2) > 0
+    assert 0 < bytes_read(pair.target, 0) < pair.target.weight_bytes()
+    assert bytes_read(pair.target, 100) > bytes_read(pair.target, 0)
 
 
 def test_peers_write_the_same_text(pair, monkeypatch):
@@ -69,7 +174,10 @@ def test_command(pair_folder, tmp_path, capsys):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
     common = ["bench", *models, "--prompts", str(prompts), "--repeats", "1", "--max-new-tokens", "6"]
-    assert main([*common, "--methods", "plain,draft", "--json", str(tmp_path / "bench.json")]) == 0
-    assert capsys.readouterr().out.strip() == table(json.loads((tmp_path / "bench.json").read_text()))
+    written = tmp_path / "bench.json"
+    assert main([*common, "--methods", "plain,draft", "--contexts", "64", "--json", str(written)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.strip() == table(json.loads(written.read_text())).strip()
+    assert "Verification cost: Checking 8 tokens" in shown and "round ms" in shown
     assert main([*common, "--methods", "plain,warp"]) == 2
     assert "no method 'warp'" in capsys.readouterr().err

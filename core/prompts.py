@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,3 +35,8 @@ def read_prompts(path: str | Path | None = None) -> list[Prompt]:
         raise UserError(f"The prompts file {file} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{file} is not a file of prompts ([[prompt]] with name and text): {error}.") from None
+
+
+def one_of_each_kind(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first prompt of every kind, in order: few, and unlike each other."""
+    return list({prompt.kind: prompt for prompt in reversed(prompts)}.values())[::-1]

@@ -1,4 +1,4 @@
-"""The command line: python -m core generate, bench. Exit status 0 done, 2 bad arguments or input, 1 a fault of ours."""
+"""The command line: python -m core COMMAND. Exit status 0 done, 2 bad input, 1 a fault of ours."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from core.errors import UserError
+from core.progress import console
 from core.records import METHODS, Settings
 
 
@@ -47,7 +48,25 @@ def parser() -> Parser:
     bench.add_argument("--against", choices=("transformers",), help="measure its generate, plain and assisted, too")
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
     bench.add_argument("--repeats", type=int, default=3, metavar="R")
+    bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
     bench.add_argument("--json", metavar="F", help="write the bench document to F; - for standard output")
+    sweep = commands.add_parser("sweep", help="find the draft length that suits this pair and machine")
+    add_model_arguments(sweep)
+    add_decoding_arguments(sweep, max_new_tokens=64)
+    sweep.add_argument("--draft-lengths", default="1,2,3,4,6,8", metavar="N,N", help="in place of --draft-length")
+    sweep.add_argument("--temperatures", default="0,1", metavar="T,T", help="in place of --temperature")
+    sweep.add_argument("--prompts", metavar="F", help="as for bench; without it, one bundled prompt of each kind")
+    sweep.add_argument("--repeats", type=int, default=1, metavar="R")
+    sweep.add_argument("--json", metavar="F", help="write the sweep document to F; - for standard output")
+    inspect = commands.add_parser("inspect", help="what a pair needs and may gain here, before any download")
+    add_model_arguments(inspect)
+    tokens = "tokens of prompt and answer that caches are counted for (default: 2048)"
+    inspect.add_argument("--context", "--max-new-tokens", type=int, default=2048, metavar="N", help=tokens)
+    inspect.add_argument("--json", metavar="F", help="write the inspection to F; - for standard output")
+    pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
+    pairs.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=Settings().device)
+    pairs.add_argument("--precision", default=Settings().precision, metavar="auto|nf4|bf16|fp16|fp32")
+    pairs.add_argument("--json", metavar="F", help="write the catalogue to F; - for standard output")
     return top
 
 
@@ -62,8 +81,8 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--revision", metavar="R", help="of the target on the Hub")
 
 
-def add_decoding_arguments(command: argparse.ArgumentParser) -> None:
-    default = Settings()
+def add_decoding_arguments(command: argparse.ArgumentParser, max_new_tokens: int = 128) -> None:
+    default = Settings(max_new_tokens=max_new_tokens)
     group = command.add_argument_group("decoding")
     group.add_argument("--method", choices=METHODS, default=None, help="default: draft, or ngram without a draft model")
     group.add_argument("--draft-length", type=draft_length, default=default.draft_length, metavar="N|auto")
@@ -94,7 +113,7 @@ def generate(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
     to_stdout = arguments.json == "-"
-    pair = load_pair(settings, say)
+    pair = load_pair(settings, console())
     if arguments.samples is not None:
         for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
             run = finish(open_lane(pair, prompt, Settings(**{**settings.to_dict(), "seed": seed})))
@@ -111,7 +130,8 @@ def generate(arguments: argparse.Namespace) -> None:
 
 def bench(arguments: argparse.Namespace) -> None:
     from core.bench import bench as measure
-    from core.bench import table
+    from core.bench_report import table
+    from core.growth import contexts_of, growth
     from core.loading import load_pair
     from core.prompts import read_prompts
 
@@ -120,13 +140,76 @@ def bench(arguments: argparse.Namespace) -> None:
         raise UserError(f"There is no method {unknown[0]!r}; choose from {', '.join(METHODS)}.")
     settings = settings_of(arguments)
     prompts = [prompt.text for prompt in read_prompts(arguments.prompts)]
-    pair = load_pair(settings, say)
+    pair = load_pair(settings, console())
     variants: dict[str, Settings] = {name: replace(settings, method=name) for name in names}  # type: ignore[arg-type]
+    contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
     document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), bool(arguments.against), say)
+    if contexts:
+        document["growth"] = growth(pair, variants, contexts, say)
     if arguments.json != "-":
         print(table(document))
     if arguments.json:
         write_json(arguments.json, document)
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    from core.loading import load_pair
+    from core.prompts import one_of_each_kind, read_prompts
+    from core.sweep import finish as measure
+    from core.sweep import sweep as steps
+    from core.sweep_report import report
+
+    settings = settings_of(arguments)
+    lengths = numbers(arguments.draft_lengths, "--draft-lengths", int)
+    temperatures = numbers(arguments.temperatures, "--temperatures", float)
+    repeats = positive(arguments.repeats, "--repeats")
+    prompts = read_prompts(arguments.prompts)
+    prompts = prompts if arguments.prompts else one_of_each_kind(prompts)
+    pair = load_pair(settings, console())
+    document = measure(
+        steps(pair, prompts, settings, lengths, temperatures, repeats),
+        lambda step: say(f"{step.done} of {step.total}: {step.label}"),
+    )
+    if arguments.json != "-":
+        print(report(document))
+    if arguments.json:
+        write_json(arguments.json, document)
+
+
+def inspect(arguments: argparse.Namespace) -> None:
+    from core.cards import inspection_card
+    from core.inspection import inspect_pair
+    from core.loading import POCKET_NAME
+    from core.offers import drafts_for
+
+    given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}
+    found = inspect_pair(
+        arguments.target, arguments.draft, draft_precision=arguments.draft_precision, context=arguments.context, **given
+    )
+    drafts = drafts_for(arguments.target or POCKET_NAME, **given)
+    if arguments.json != "-":
+        print(inspection_card(found, drafts))
+    if arguments.json:
+        write_json(arguments.json, {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]})
+
+
+def pairs(arguments: argparse.Namespace) -> None:
+    from core.cards import offers_table
+    from core.offers import offers, offers_document
+
+    found = offers(arguments.device, arguments.precision)
+    if arguments.json != "-":
+        print(offers_table(found))
+    if arguments.json:
+        write_json(arguments.json, offers_document(found))
+
+
+def numbers(text: str, name: str, kind: type[int] | type[float]) -> list[Any]:
+    """A list such as 1,2,4."""
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(f"{name} must be numbers with commas between, not {text!r}.") from None
 
 
 def finish(lane: Any, show: Any = None) -> Any:
@@ -189,11 +272,14 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
+COMMANDS = {"generate": generate, "bench": bench, "sweep": sweep, "inspect": inspect, "pairs": pairs}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     quiet_libraries()
     try:
-        {"generate": generate, "bench": bench}[arguments.command](arguments)
+        COMMANDS[arguments.command](arguments)
     except UserError as error:
         say(str(error))
         return 2

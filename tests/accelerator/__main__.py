@@ -1,0 +1,122 @@
+"""Everything this project claims of a GPU, measured in one command, with JSON and logs in a folder.
+
+    python -m tests.accelerator --out FOLDER [--stages tests,large,bundled] [--small]
+
+`tests`: the tests that need a GPU. `large`: a target of Llama 3.1 8B's shape in NF4 and a draft of Qwen2.5 0.5B's, with
+random weights. `bundled`: `python -m core bench` on the bundled pair. `--small` takes tiny shapes and short runs, and
+the CPU where there is no GPU: it tries the script, its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("tests", "large", "bundled")
+
+
+def run_tests(out: Path, small: bool) -> dict[str, Any]:
+    """pytest in a process of its own: the project's tests hide GPUs unless told which to use."""
+    device = "cpu" if small and not has_gpu() else "cuda"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/accelerator", "-p", "no:cacheprovider"]
+    environment = {"ACCELERATOR": device, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    done = logged(command, out / "tests.log", environment)
+    lines = (out / "tests.log").read_text().strip().splitlines()
+    return {"exit_status": done, "summary": lines[-1] if lines else "", "device": device}
+
+
+def run_large(out: Path, small: bool) -> dict[str, Any]:
+    from tests.accelerator.large import describe, measure
+
+    document = measure(small, say)
+    (out / "large.json").write_text(json.dumps(document, indent=1) + "\n")
+    text = describe(document)
+    (out / "large.txt").write_text(text + "\n")
+    say(text)
+    return document["verdicts"]
+
+
+def run_bundled(out: Path, small: bool) -> dict[str, Any]:
+    """Greedy with peers and growth, then at temperature 1."""
+    contexts = "128" if small else "128,512,1024,max"
+    kinds = {
+        "greedy": ["--against", "transformers", "--contexts", contexts],
+        "sampled": ["--temperature", "1"],
+    }
+    methods = "draft,early-exit,ngram,ngram+draft,tree"
+    common = [sys.executable, "-m", "core", "bench", "--methods", methods, "--repeats", "1"]
+    if small:
+        (out / "prompts.txt").write_text("import os\n")
+        common += ["--prompts", str(out / "prompts.txt"), "--max-new-tokens", "12"]
+    return {
+        name: logged([*common, *extra, "--json", str(out / f"bundled_{name}.json")], out / f"bundled_{name}.log", {})
+        for name, extra in kinds.items()
+    }
+
+
+def logged(command: list[str], log: Path, environment: dict[str, str]) -> int:
+    """Run a command with its output in a file and here; its exit status."""
+    say(" ".join(command))
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            print(line, end="", flush=True)
+        return process.wait()
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def say(message: str) -> None:
+    print(message, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.accelerator", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for JSON and logs")
+    parser.add_argument("--stages", default=",".join(STAGES), help="some of " + ",".join(STAGES))
+    parser.add_argument("--small", action="store_true", help="tiny shapes, and a CPU will do: to try the script")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.stages.split(",")) - set(STAGES):
+        parser.error(f"no stage {sorted(unknown)[0]!r}")
+    if not has_gpu() and not chosen.small:
+        say("There is no CUDA device here; --small tries the script without one.")
+        return 2
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {"small": chosen.small}
+    for stage in chosen.stages.split(","):
+        start = time.perf_counter()
+        try:
+            found = {"tests": run_tests, "large": run_large, "bundled": run_bundled}[stage](chosen.out, chosen.small)
+        except Exception as error:  # the next stage may still tell something
+            import traceback
+
+            (chosen.out / f"{stage}.error.txt").write_text(traceback.format_exc())
+            found = {"error": f"{type(error).__name__}: {error}"}
+        summary[stage] = {**found, "seconds": round(time.perf_counter() - start, 1)}
+        (chosen.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    say(json.dumps(summary, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

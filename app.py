@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+import threading
+from contextlib import suppress
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it asks once
+with suppress(ImportError):
+    if os.environ.get("SPACES_ZERO_GPU"):
+        import spaces  # type: ignore[import-not-found]  # noqa: F401  (before anything can touch CUDA)
 
 
 def main() -> int:
-    from app.arguments import read_arguments
+    from app.arguments import read_arguments, unmet
 
     chosen = read_arguments()
+    from app.api import leave_to_programs
+    from app.device import Device
     from app.engine import Engine
     from app.page import build, launch_options
+    from app.spaces import settle_in
     from core.errors import UserError
+    from core.progress import console
     from core.records import Settings
 
     settings = Settings(target=chosen.target, draft=chosen.draft, precision=chosen.precision)
+    device = Device()
     try:
-        page = build(Engine(settings), public=chosen.public)
+        engine = Engine(settings)
+        settle_in(engine)
+        engine.load(engine.settings, console())
+        page = build(engine, public=chosen.public, device=device)
+        if chosen.mcp:
+            leave_to_programs(page)
         _, address, shared = page.launch(
             server_name=chosen.host,
             server_port=chosen.port,
@@ -34,9 +50,19 @@ def main() -> int:
     except (UserError, OSError) as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         return 2
+    for trouble in unmet(chosen, shared, page.mcp_error):
+        print(trouble, file=sys.stderr, flush=True)
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl+C does
-    page.block_thread()
+
+    ended = threading.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: ended.set())
+    ended.wait()
+    device.close()
+    device.drain(5)  # a thread in the middle of a pass would bring the interpreter down
+    logging.disable()  # of connections cut short
+    threading.Timer(1, setattr, (page.server, "force_exit", True)).start()  # a browser never hangs up by itself
+    page.close(verbose=False)
     return 0
 
 

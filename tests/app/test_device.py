@@ -59,3 +59,26 @@ def test_stop_reaches_ones_own_runs_only() -> None:
         assert second.is_set()
         assert not bob.is_set()
     assert stops.stop("ann") == 0
+
+
+def test_the_wait_is_told_from_how_long_the_last_turns_took() -> None:
+    now = [0.0]
+    device = Device(clock=lambda: now[0])
+
+    def turn_of(seconds: float) -> None:
+        with device.turn() as turn:
+            turn.wait(0)
+            now[0] += seconds
+
+    with device.turn() as first, device.turn() as second:
+        first.wait(0)
+        assert (first.expected_wait, second.expected_wait) == (0.0, None)  # nobody has finished yet
+    for seconds in (4.0, 6.0, 5.0):
+        turn_of(seconds)
+    with device.turn() as first, device.turn() as second, device.turn() as third:
+        first.wait(0)
+        now[0] += 2.0
+        assert second.expected_wait == pytest.approx(4.5 - 2.0)  # median of 0, 4, 6 and 5
+        assert third.expected_wait == pytest.approx(2.5 + 4.5)
+        now[0] += 60.0
+        assert second.expected_wait == 0.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.device import Device
 from app.engine import Engine
-from app.turns import Event, Stop, with_pair
+from app.turns import Event, Stop, fetching, with_device, with_pair
 from app.verdict import inactive, verdict, why_slower
 from core.metrics import first_divergence
 from core.records import Run, Settings
@@ -23,6 +23,11 @@ def queued_race(
     device: Device, engine: Engine, prompt: str, settings: Settings, stop: Stop, runs: list[Run]
 ) -> Iterator[Event]:
     """Race once the device is ours. Appends the runs to `runs`."""
+    if (remote := engine.remote) is not None:
+        engine.admit(settings)
+        yield from fetching(engine, settings, stop)
+        yield from with_device(device, stop, lambda: remote(prompt, settings, stop, runs))
+        return
     yield from with_pair(device, engine, settings, stop, lambda pair: race(engine, pair, prompt, settings, stop, runs))
 
 
@@ -33,7 +38,7 @@ def race(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop,
     runs.extend(lane.run for lane in lanes)
     kinds = ["plain"] if settings.method == "plain" else ["speculative", "plain"]
     for kind, lane in zip(kinds, lanes):
-        yield {"e": "open", "lane": kind, "run": _head(lane.run)}
+        yield {"e": "open", "lane": kind, "run": run_head(lane.run)}
     started: set[int] = set()
     going = set(range(len(lanes)))
     for index, round_ in engine.race(lanes):
@@ -45,10 +50,10 @@ def race(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop,
         yield event
         if run.stop_reason and index in going:
             going.discard(index)
-            yield _end(kinds[index], run)
+            yield end_event(kinds[index], run)
     for index in sorted(going):
-        yield _end(kinds[index], lanes[index].run)
-    yield _verdict(runs)
+        yield end_event(kinds[index], lanes[index].run)
+    yield verdict_event(runs)
 
 
 def _open(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop) -> list[Any]:
@@ -64,20 +69,33 @@ def _open(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop
     return lanes
 
 
-def _head(run: Run) -> Event:
+def run_head(run: Run) -> Event:
     document = run.to_dict()
     return {key: document[key] for key in ("schema", "settings", "environment", "prompt", "prompt_ids")}
 
 
-def _end(kind: str, run: Run) -> Event:
+def end_event(kind: str, run: Run) -> Event:
     document = run.to_dict()
     rest = {key: document[key] for key in ("token_ids", "text", "stop_reason", "metrics")}
     return {"e": "end", "lane": kind, "run": rest}
 
 
-def _verdict(runs: list[Run]) -> Event:
+def lane_events(kind: str, run: Run) -> Iterator[Event]:
+    """The events of a lane that is over: its run document in parts."""
+    yield {"e": "open", "lane": kind, "run": run_head(run)}
+    for index, round_ in enumerate(run.rounds):
+        event: Event = {"e": "round", "lane": kind, "round": round_.to_dict()}
+        if not index:
+            event["prefill"] = run.prefill_seconds + run.draft_prefill_seconds
+        yield event
+    yield end_event(kind, run)
+
+
+def verdict_event(runs: list[Run]) -> Event:
+    """What a finished race says of itself; `runs`: speculative and plain, or one run alone."""
     if len(runs) == 1:
-        return {"e": "verdict", "kind": "inactive", "text": inactive(runs[0]) or "", "why": None}
+        alone = "One run, without plain decoding beside it to compare."
+        return {"e": "verdict", "kind": "inactive", "text": inactive(runs[0]) or alone, "why": None}
     speculative, plain = runs
     greedy = speculative.settings.temperature == 0
     divergence = first_divergence(plain, speculative) if greedy else None

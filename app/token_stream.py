@@ -19,12 +19,30 @@ from uuid import uuid4
 import gradio as gr
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
-SCRIPTS = ("token_text.js", "token_card.js", "race_charts.js", "race_numbers.js", "token_pane.js", "token_stream.js")
+SCRIPTS = (
+    "token_text.js",
+    "round_story.js",
+    "token_card.js",
+    "token_walk.js",
+    "race_charts.js",
+    "race_timeline.js",
+    "race_numbers.js",
+    "token_pane.js",
+    "round_drawing.js",
+    "inspector.js",
+    "replay.js",
+    "scrubber.js",
+    "event_reader.js",
+    "token_stream.js",
+)
+STYLES = ("token_stream.css", "inspector.css", "scrubber.css")
+"""The component's style; it goes with that of the page, whose colours it uses by their names."""
+LIVE_SCRIPT = "race_live.js"
 UPDATES_PER_SECOND = 12.0
 
 
 def token_stream(**options: Any) -> gr.HTML:
-    """The race component; its value is what `Stream` makes of events."""
+    """The race component; its value is what `stream` makes of events."""
     return gr.HTML(
         value="",
         html_template=asset("token_stream.html"),
@@ -41,9 +59,10 @@ def asset(name: str) -> str:
 
 
 @cache
-def script() -> str:
-    """The component's JavaScript: one function body, its files in order."""
-    return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)
+def script(live: bool = True) -> str:
+    """The component's JavaScript: one function body, its files in order; `live`: with the page's Run and Stop."""
+    names = [*SCRIPTS, LIVE_SCRIPT] if live else SCRIPTS
+    return '"use strict";\n' + "\n".join(asset(name) for name in names)
 
 
 def encode(event: dict[str, Any]) -> str:

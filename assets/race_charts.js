@@ -1,9 +1,7 @@
-/* The two drawings under the panes, as SVG: tokens over time, and the rounds to scale. */
+/* Drawing with SVG, and the tokens of both lanes over time. The rounds to scale: race_timeline.js. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_POINTS = 500;
-const ROUNDS_SHOWN = 32;
-const NOTE = "draft (low), then the pass that checks it (high)";
 
 function shape(tag, attributes, text) {
   const made = document.createElementNS(SVG, tag);
@@ -88,7 +86,7 @@ class Curve {
       const [t, n] = line.points[line.points.length - 1];
       return { lane, x: x(t), y: y(n), at: Math.max(box.top + 4, y(n)) };
     });
-    ends.sort((a, b) => a.at - b.at);
+    ends.sort((a, b) => a.at - b.at || a.x - b.x);
     for (let i = 1; i < ends.length; i += 1) {
       const near = Math.abs(ends[i].x - ends[i - 1].x) < 74;
       if (near && ends[i].at - ends[i - 1].at < 13) ends[i].at = ends[i - 1].at + 13;
@@ -98,98 +96,4 @@ class Curve {
       yield shape("text", { class: "curve-name", "data-lane": end.lane, x: end.x + 8, y: end.at + 4 }, end.lane);
     }
   }
-}
-
-/** The last rounds to scale: above, what each brought; below, its draft and its check beside plain steps. */
-class Timeline {
-  constructor(svg, note) {
-    this.svg = svg;
-    this.note = note;
-    this.clear();
-  }
-
-  clear() {
-    this.rounds = [];
-    this.steps = [];
-    this.count = 0;
-    this.draw();
-  }
-
-  addRound(start, round) {
-    this.count += 1;
-    this.rounds.push({ start, end: start + seconds(round), round });
-    if (this.rounds.length > ROUNDS_SHOWN) this.rounds.shift();
-  }
-
-  addStep(start, round) {
-    this.steps.push([start, start + seconds(round)]);
-  }
-
-  draw() {
-    const some = this.count > ROUNDS_SHOWN ? "; the last " + ROUNDS_SHOWN + " of " + this.count : "";
-    this.note.textContent = NOTE + some;
-    const width = this.svg.clientWidth || 560;
-    const height = this.svg.clientHeight || 130;
-    const box = { left: 74, right: width - 8, top: 4, bottom: height - 18 };
-    if (!this.rounds.length && !this.steps.length) return this.svg.replaceChildren(baseline(box));
-    const from = this.rounds[0]?.start ?? this.steps[0]?.[0] ?? 0;
-    const to = Math.max(this.rounds.at(-1)?.end ?? this.lastStep(from), from + 0.001);
-    const x = (t) => box.left + ((t - from) / (to - from)) * (box.right - box.left);
-    const rows = { speculative: box.bottom - 46, plain: box.bottom - 20 };
-    const paths = { draft: "", verify: "", plain: "" };
-    const pips = {};
-    for (const each of this.rounds) this.layOut(each, x, rows, paths, pips);
-    for (const [start, end] of this.steps) {
-      if (end > from && start < to) paths.plain += block(x(Math.max(start, from)), x(Math.min(end, to)), rows.plain, 18);
-    }
-    const made = Object.entries(paths).map(([kind, d]) => shape("path", { class: "block block-" + kind, d }));
-    for (const [kind, d] of Object.entries(pips)) made.push(shape("path", { class: "pip", "data-kind": kind, d }));
-    made.push(shape("text", { class: "tick", x: 0, y: rows.speculative + 13 }, "speculative"));
-    made.push(shape("text", { class: "tick", x: 0, y: rows.plain + 13 }, "plain"));
-    made.push(...this.scale(box, from, to, x));
-    this.svg.replaceChildren(...made);
-  }
-
-  /** With no rounds, the window follows the plain steps. */
-  lastStep(from) {
-    if (this.steps.length > 4 * ROUNDS_SHOWN) this.steps.splice(0, this.steps.length - 4 * ROUNDS_SHOWN);
-    return this.steps.at(-1)?.[1] ?? from;
-  }
-
-  layOut({ start, end, round }, x, rows, paths, pips) {
-    const checked = start + round.draft_seconds;
-    paths.draft += block(x(start), x(checked), rows.speculative + 10, 8);
-    paths.verify += block(x(checked), x(end), rows.speculative, 18);
-    const wide = x(end) - x(start);
-    if (wide < 6) return;
-    const size = Math.min(6, wide - 2);
-    const tokens = round.emitted ? [...round.drafted, round.emitted] : round.drafted;
-    const most = Math.floor((rows.speculative - 6) / (size + 1));
-    tokens.slice(0, most).forEach((token, i) => {
-      const bottom = rows.speculative - 5 - i * (size + 1);
-      const left = x(start) + (wide - size) / 2;
-      pips[token.outcome] = (pips[token.outcome] ?? "") + "M" + left.toFixed(1) + " " + bottom.toFixed(1) +
-        "h" + size.toFixed(1) + "v" + -size.toFixed(1) + "h" + (-size).toFixed(1) + "z";
-    });
-  }
-
-  *scale(box, from, to, x) {
-    const step = niceStep(to - from, 5);
-    yield shape("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
-    const unit = step < 0.5 ? [1000, " ms"] : [1, " s"];
-    for (let i = Math.ceil(from / step); i * step <= to; i += 1) {
-      const text = (i * step * unit[0]).toFixed(decimals(step * unit[0])) + unit[1];
-      const at = x(i * step);
-      if (at > box.right - 12) break;
-      yield shape("line", { class: "axis", x1: at, x2: at, y1: box.bottom, y2: box.bottom + 3 });
-      yield shape("text", { class: "tick", x: at, y: box.bottom + 13, "text-anchor": "middle" }, text);
-    }
-  }
-}
-
-/** A rectangle as path commands, with a hair of space after it. */
-function block(left, right, top, height) {
-  const width = Math.max(0.6, right - left - 1);
-  return "M" + left.toFixed(1) + " " + top.toFixed(1) + "h" + width.toFixed(1) + "v" + height + "h" +
-    (-width).toFixed(1) + "z";
 }

@@ -12,8 +12,10 @@ const OUTCOMES = {
 const RESIDUAL = "Drawn from what the target has over the draft: max(0, p \u2212 q), renormalised.";
 
 class Card {
-  constructor(root) {
+  /** `hint`: what else can be done with a token, said at the foot. */
+  constructor(root, hint = "") {
     this.box = root;
+    this.hint = hint;
     this.span = null;
   }
 
@@ -24,6 +26,7 @@ class Card {
     span.setAttribute("aria-describedby", this.box.id);
     span.classList.add("shown");
     this.box.replaceChildren(...cardContent(span, greedy));
+    if (this.hint) this.box.append(make("p", "card-hint", this.hint));
     this.box.showPopover();
     this.place(span);
   }
@@ -72,7 +75,7 @@ function cardContent(span, greedy) {
     : "round " + (round.index + 1) + ", " + (position + 1) + " of " + round.drafted.length + " drafted";
   parts.push(make("p", "card-where", where));
   if (token.p != null && (token.q != null || !greedy)) parts.push(bars(token));
-  if (token.q != null) parts.push(judgement(token, greedy));
+  if (token.q != null) parts.push(make("p", "card-test", testWords(round, position, greedy)));
   else if (token.outcome === "corrected" && !greedy) parts.push(make("p", "card-test", RESIDUAL));
   const rows = make("div", "card-tops");
   if (token.top_target) rows.append(tops("target would say", token.top_target, token.id));
@@ -104,18 +107,6 @@ function bar(name, value, kind) {
   track.append(filled);
   row.append(make("span", "card-name", name), track, make("b", "", probability(value)));
   return row;
-}
-
-function judgement(token, greedy) {
-  if (token.outcome === "ignored") return make("p", "card-test", "Never judged.");
-  if (greedy) {
-    const same = token.outcome === "accepted";
-    return make("p", "card-test", "Greedy: " + (same ? "it is" : "it is not") + " the target\u2019s likeliest token.");
-  }
-  const ratio = token.q > 0 ? Math.min(1, token.p / token.q) : 1;
-  let words = "Accepted with probability min(1, p/q) = " + probability(ratio);
-  if (token.draw != null) words += "; drew " + probability(token.draw);
-  return make("p", "card-test", words + ".");
 }
 
 function tops(title, candidates, id) {

@@ -94,6 +94,7 @@ class Pane {
 
   /** The one token that Tab reaches; arrow keys go on from there. */
   entry(span) {
+    if (span === this.current) return span;
     if (this.current) this.current.removeAttribute("tabindex");
     span.tabIndex = 0;
     return (this.current = span);
@@ -116,9 +117,9 @@ class Pane {
   end(run) {
     this.section.dataset.state = run.stop_reason === "cancelled" ? "stopped" : "done";
     const words = { eos: "end of text", length: "length reached", cancelled: "stopped" };
-    const seconds = run.metrics.seconds;
-    this.note.textContent = run.metrics.new_tokens + " tokens in " + seconds.toFixed(2) + " s, " + words[run.stop_reason];
-    this.section.querySelector(".bar").title = words[run.stop_reason];
+    const how = words[run.stop_reason] ?? "not finished";
+    this.note.textContent = run.metrics.new_tokens + " tokens in " + run.metrics.seconds.toFixed(2) + " s, " + how;
+    this.section.querySelector(".bar").title = how;
   }
 
   tokens() {

@@ -1,8 +1,4 @@
-/* The race component: reads events from the growing value, line by line, and draws each once. */
-
-const EMPTY =
-  "Press Run: a small draft model proposes the next few tokens, the target checks them all in one pass, and beside it the " +
-  "same target writes alone. Same text, less time.";
+/* The race component: each event of the growing value (event_reader.js) is drawn once. */
 
 class Race {
   constructor(root) {
@@ -13,15 +9,15 @@ class Race {
     this.announce = root.querySelector(".announce");
     this.numbers = new Numbers(root);
     this.curve = new Curve(root.querySelector('[data-chart="curve"] svg'));
-    const timeline = root.querySelector('[data-chart="timeline"]');
-    this.timeline = new Timeline(timeline.querySelector("svg"), timeline.querySelector(".timeline-note"));
-    this.card = new Card(root.querySelector(".card"));
-    this.head = "";
-    this.over = new Set();
+    this.timeline = new Timeline(root.querySelector('[data-chart="timeline"]'));
+    this.card = new Card(root.querySelector(".card"), "Click or press Enter for its whole round.");
+    this.reader = new EventReader(this);
     this.documents = {};
     this.tallies = {};
-    this.pending = false;
-    this.say("idle", EMPTY);
+    this.inspector = new Inspector(this);
+    this.replay = new Replay(this);
+    this.scrubber = new Scrubber(this);
+    this.say("idle", "A race that is over is shown here.");
     const legend = [...root.querySelectorAll(".legend li")];
     const key = legend.map((item) => ({ kind: item.firstElementChild.dataset.kind, meaning: item.title }));
     this.panes.speculative.hint("Every token says what became of it:", key);
@@ -33,8 +29,10 @@ class Race {
   }
 
   set busy(busy) {
+    if (busy) this.replay.leave();
     this.root.dataset.state = busy ? "busy" : "idle";
-    document.documentElement.dataset.race = this.root.dataset.state;
+    this.scrubber.draw();
+    this.root.dispatchEvent(new Event("busy"));
   }
 
   say(kind, text, why = "") {
@@ -44,42 +42,15 @@ class Race {
     this.status.querySelector(".status-why").textContent = why;
   }
 
-  /** Read what is new in the value: the lines past those read, or all of them where it is another run's. */
   update(value) {
-    if (!value) return;
-    if (!this.head || !value.startsWith(this.head)) {
-      if (!this.newWindow(value)) return;
-    }
-    const lines = value.slice(this.read).split("\n");
-    this.read = value.length;
-    for (const line of lines) {
-      if (!line) continue;
-      if (this.skip > 0) this.skip -= 1;
-      else this.take(JSON.parse(line));
-    }
-    this.flush();
+    this.reader.update(value);
   }
 
-  /** The value began anew: with the last lines of the same run, with another run, or late with one that is over. */
-  newWindow(value) {
-    const head = value.slice(0, value.indexOf("\n") + 1);
-    const { id, from } = JSON.parse(head);
-    if (this.over.has(id)) return false;
-    this.head = head;
-    this.read = head.length;
-    if (id !== this.id) {
-      if (this.id) this.over.add(this.id);
-      this.id = id;
-      this.seen = 0;
-      this.begin();
-    }
-    this.skip = this.seen - from;
-    if (this.skip < 0) this.say("error", "Part of this run was lost on the way to the browser; please run it again.");
-    return true;
+  lost() {
+    this.say("error", "Part of this run was lost on the way to the browser; please run it again.");
   }
 
   take(event) {
-    this.seen += 1;
     if (event.e === "status") this.say(event.kind, event.text);
     else if (event.e === "open") this.open(event.lane, event.run);
     else if (event.e === "round") this.addRound(event);
@@ -99,6 +70,7 @@ class Race {
   /** The lanes of a new run replace those of the last one only once there is something to show. */
   open(lane, run) {
     if (!Object.keys(this.documents).length) {
+      this.inspector.close();
       Object.values(this.panes).forEach((pane) => pane.clear());
       this.numbers.clear();
       this.curve.clear();
@@ -138,18 +110,18 @@ class Race {
 
   done() {
     this.busy = false;
-    if (!this.pending) return;
-    this.pending = false;
-    setTimeout(() => document.querySelector("#run")?.click(), 0);
+    this.inspector.refresh();
   }
 
   flush() {
-    for (const [lane, tally] of Object.entries(this.tallies)) {
-      this.panes[lane].flush();
-      this.panes[lane].progress(tally.tokens, tally.rate);
-    }
-    this.numbers.draw(this.tallies.speculative, this.tallies.plain);
+    for (const lane of Object.keys(this.tallies)) this.panes[lane].flush();
+    this.drawTallies(this.tallies);
     this.drawCharts();
+  }
+
+  drawTallies(tallies) {
+    for (const [lane, tally] of Object.entries(tallies)) this.panes[lane].progress(tally.tokens, tally.rate);
+    this.numbers.draw(tallies.speculative, tallies.plain);
   }
 
   drawCharts() {
@@ -164,89 +136,34 @@ class Race {
   }
 }
 
-/** Hover, focus and arrow keys lead to the card of a token; the text under the pointer stands still meanwhile. */
-function connectCard(race) {
-  const { root, card } = race;
+/** A click or Enter on a token opens the inspector; while that is open it follows the focus, and needs no card. */
+function connectInspector(race) {
+  const { root, card, inspector } = race;
   const token = (event) => event.target.closest?.(".t");
-  const paneOf = (span) => race.panes[span.closest(".pane").dataset.lane];
-  const show = (span) => card.show(span, race.tallies[span.closest(".pane").dataset.lane]?.greedy ?? true);
+  const inspect = (span) => {
+    race.replay.pause();
+    inspector.open(span);
+    card.hide();
+  };
 
-  for (const pane of Object.values(race.panes)) {
-    pane.stream.addEventListener("pointerenter", () => (pane.held = true));
-    pane.stream.addEventListener("pointerleave", () => {
-      pane.held = false;
-      card.hide();
-    });
-    pane.stream.addEventListener("scroll", () => card.follow(pane.stream), { passive: true });
-  }
-  root.addEventListener("pointerover", (event) => token(event) && show(token(event)));
-  root.addEventListener("pointerdown", (event) => token(event) && paneOf(token(event)).entry(token(event)));
-  root.addEventListener("focusin", (event) => token(event) && show(token(event)));
-  root.addEventListener("focusout", () => card.hide());
-  document.addEventListener("scroll", () => card.follow(document.documentElement), { passive: true });
+  root.addEventListener("click", (event) => {
+    if (token(event) && document.getSelection().isCollapsed) inspect(token(event));
+  });
+  root.addEventListener("focusin", (event) => {
+    if (token(event) && inspector.span) inspect(token(event));
+  });
+  root.addEventListener("pointerover", (event) => {
+    if (token(event) && token(event) === inspector.span) card.hide();
+  });
   root.addEventListener("keydown", (event) => {
-    const span = token(event);
-    if (!span || !/^(Arrow|Home$|End$)/.test(event.key) || event.ctrlKey || event.metaKey) return;
+    if (!token(event) || !/^(Enter| )$/.test(event.key) || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    const next = paneOf(span).neighbour(span, event.key);
-    if (!next) return;
-    paneOf(span).entry(next);
-    next.focus({ preventScroll: true });
-    next.scrollIntoView({ block: "nearest" });
+    inspect(token(event));
   });
-}
-
-/** Run, Stop, their keys, and a run that was asked for while another is going. */
-function connectButtons(race) {
-  let sent = 0;
-
-  document.addEventListener("click", (event) => {
-    if (event.target.closest?.("#run")) onRun(event);
-    else if (event.target.closest?.("#stop")) onStop();
-  }, true);
-  document.addEventListener("race-over", () => {
-    sent -= 1;
-    if (sent > 0 || !race.busy) return;
-    if (race.status.dataset.kind === "starting") race.say("idle", EMPTY);
-    race.done();
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      document.querySelector("#run")?.click();
-    } else if (event.key === "Escape") {
-      if (race.card.span) race.card.hide();
-      else if (race.busy) document.querySelector("#stop")?.click();
-    }
-  });
-
-  function onRun(event) {
-    if (!race.busy) {
-      sent += 1;
-      race.busy = true;
-      race.say("starting", "Starting\u2026");
-      return;
-    }
-    event.stopImmediatePropagation();
-    event.preventDefault();
-    race.pending = true;
-    race.say("queued", "Queued: your next run starts when this one ends. Stop cancels both.");
-  }
-
-  function onStop() {
-    race.pending = false;
-    if (race.busy) race.say("stopping", "Stopping\u2026");
-  }
 }
 
 function connectTools(race) {
-  const hide = race.root.querySelector("#hide-struck");
-  hide.addEventListener("click", () => {
-    const hidden = hide.getAttribute("aria-pressed") !== "true";
-    hide.setAttribute("aria-pressed", String(hidden));
-    race.root.toggleAttribute("data-hide-struck", hidden);
-  });
-  const copy = race.root.querySelector("#copy-text");
+  const copy = race.root.querySelector('[data-tool="copy"]');
   copy.addEventListener("click", async () => {
     await copyText(race.text());
     copy.textContent = "Copied";
@@ -270,6 +187,18 @@ async function copyText(text) {
   area.remove();
 }
 
+/** Escape closes what is open, the topmost first; who listens later sees that it was used. */
+function connectEscape(race) {
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented || !race.root.offsetParent) return;
+    if (race.card.span) race.card.hide();
+    else if (race.inspector.span) race.inspector.close();
+    else if (race.replay.active) race.scrubber.leave();
+    else return;
+    event.preventDefault();
+  });
+}
+
 /** The kept tokens of a selection, as the model wrote them; null where it holds none. */
 function selectedOutput(race) {
   const selection = document.getSelection();
@@ -280,8 +209,11 @@ function selectedOutput(race) {
 
 const race = new Race(element.querySelector(".race"));
 connectCard(race);
-connectButtons(race);
+connectHide(race.root);
+connectInspector(race);
+connectTimeline(race);
 connectTools(race);
+connectEscape(race);
 new ResizeObserver(() => race.drawCharts()).observe(race.root.querySelector(".charts"));
 race.root.race = race;
 watch("value", () => race.update(props.value));

@@ -1,0 +1,276 @@
+/* A finished run once more, moment by moment: which of its tokens are there, and what is still pending. The elements of
+   the finished run are only hidden and shown, so that leaving gives back exactly what was there. */
+
+const SLOW = 0;
+const SLOW_WAITS = { draft: 0.18, judge: 0.8, emit: 0.9 };
+const LONGEST_FRAME = 0.1;
+const KEYS = "On its controls Space plays, \u2190 and \u2192 step, Page Up and Page Down go by rounds; Esc or Leave ends it.";
+
+/** One lane in a replay: its rounds in engine time, and its tokens in the order in which they appear. */
+class ReplayLane {
+  constructor(pane, document, prefill) {
+    this.pane = pane;
+    this.document = document;
+    this.rounds = document.rounds;
+    this.prefill = prefill;
+    this.ends = [];
+    let end = prefill;
+    for (const round of this.rounds) this.ends.push((end += seconds(round)));
+    this.spans = [...pane.tokens()];
+    this.lines = new Map();
+    let last = null;
+    for (const span of this.spans) {
+      const line = span.closest(".line");
+      if (line !== last && !line.querySelector(".prompt")) this.lines.set(span, line);
+      last = line;
+    }
+    this.counts = [0];
+    for (const round of this.rounds) this.counts.push(this.counts.at(-1) + placesOf(round).length);
+    this.shown = this.spans.length;
+    this.waiting = [];
+    this.scrolled = pane.stream.scrollTop;
+    this.followed = pane.following;
+    this.noted = pane.note.textContent;
+    this.tally = new Tally(document);
+    this.tally.prefill = prefill;
+  }
+
+  start(index) {
+    return index ? this.ends[index - 1] : this.prefill;
+  }
+
+  /** How many rounds are over at a time. */
+  overAt(time) {
+    const found = this.ends.findIndex((end) => end > time + 1e-9);
+    return found < 0 ? this.rounds.length : found;
+  }
+
+  /** Show the first `count` rounds, and of the next what has come of it at `moment`. */
+  show(count, moment = null) {
+    const extra = moment ? moment.drafted + (moment.emitted ? 1 : 0) : 0;
+    this.showTokens(this.counts[count] + extra);
+    this.waiting.forEach((span) => span.classList.remove("pending"));
+    this.waiting = moment ? this.spans.slice(this.counts[count], this.counts[count] + moment.drafted) : [];
+    this.waiting = this.waiting.filter((_, i) => moment.pending(i));
+    this.waiting.forEach((span) => span.classList.add("pending"));
+    this.sum(count);
+    this.pane.note.textContent = "at " + this.tally.elapsed.toFixed(2) + " s of engine time";
+    if (!this.pane.held) this.pane.stream.scrollTop = this.pane.stream.scrollHeight;
+  }
+
+  showTokens(count) {
+    const [low, high] = [Math.min(count, this.shown), Math.max(count, this.shown)];
+    for (const span of this.spans.slice(low, high)) {
+      span.classList.toggle("later", count < this.shown);
+      this.lines.get(span)?.classList.toggle("later", count < this.shown);
+    }
+    this.shown = count;
+  }
+
+  /** Totals of the first `count` rounds. */
+  sum(count) {
+    if (count < this.tally.rounds) {
+      this.tally = new Tally(this.document);
+      this.tally.prefill = this.prefill;
+    }
+    while (this.tally.rounds < count) this.tally.add(this.rounds[this.tally.rounds]);
+  }
+
+  leave() {
+    this.showTokens(this.spans.length);
+    this.waiting.forEach((span) => span.classList.remove("pending"));
+    this.pane.note.textContent = this.noted;
+    this.pane.following = this.followed;
+    this.pane.stream.scrollTop = this.scrolled;
+  }
+}
+
+/**
+ * The place in a replay is `round` (of the leading lane: the speculative one where there is one), how many of its
+ * `beats` have happened (`done`), and `time`, the engine time that both lanes are shown at.
+ */
+class Replay {
+  constructor(race) {
+    this.race = race;
+    this.lanes = null;
+    this.speed = SLOW;
+    this.playing = false;
+    this.onchange = () => {};
+  }
+
+  get active() {
+    return this.lanes !== null;
+  }
+
+  get leader() {
+    return this.lanes.speculative ?? this.lanes.plain;
+  }
+
+  get leaderName() {
+    return this.race.documents.speculative ? "speculative" : "plain";
+  }
+
+  /** How many rounds there are to replay; none while a race is on. */
+  get length() {
+    return this.race.busy ? 0 : (this.race.documents[this.leaderName]?.rounds.length ?? 0);
+  }
+
+  enter() {
+    if (this.active || !this.length) return;
+    const { race } = this;
+    race.card.hide();
+    this.status = [race.status.dataset.kind, ...[".status-text", ".status-why"].map((name) => race.status.querySelector(name).textContent)];
+    this.lanes = {};
+    this.drawn = null;
+    for (const [lane, document] of Object.entries(race.documents)) {
+      this.lanes[lane] = new ReplayLane(race.panes[lane], document, race.tallies[lane].prefill);
+    }
+    race.root.dataset.replay = "";
+    race.say("replay", "Replay of this run, in its own engine time.", KEYS);
+    this.place(0, 0);
+  }
+
+  leave() {
+    if (!this.active) return;
+    this.pause();
+    const { lanes, race } = this;
+    this.lanes = null;
+    delete race.root.dataset.replay;
+    race.timeline.choose(null);
+    for (const lane of Object.values(lanes)) lane.leave();
+    race.say(...this.status);
+    race.flush();
+    race.inspector.refresh();
+    this.onchange();
+  }
+
+  /** Go to a round, after `done` of its beats (all of them where it is not given). */
+  seek(round, done = Infinity) {
+    this.enter();
+    if (!this.active) return;
+    const at = Math.max(0, Math.min(this.leader.rounds.length - 1, round));
+    this.place(at, Math.min(done, beatsOf(this.leader.rounds[at]).length));
+    this.draw();
+  }
+
+  place(round, done) {
+    this.round = round;
+    this.beats = beatsOf(this.leader.rounds[round]);
+    this.done = done;
+    this.time = this.leader.start(round) + (done ? this.beats[done - 1].at : 0);
+  }
+
+  /** One moment on or back; false at the ends. */
+  step(step) {
+    this.enter();
+    const moved = this.active && this.move(step);
+    if (this.active) this.draw();
+    return moved;
+  }
+
+  move(step) {
+    const next = this.done + step;
+    if (next >= 0 && next <= this.beats.length && !(next === 0 && this.round > 0)) this.place(this.round, next);
+    else if (step > 0 && this.leader.rounds[this.round + 1]) this.place(this.round + 1, 1);
+    else if (step < 0 && this.round > 0) this.place(this.round - 1, beatsOf(this.leader.rounds[this.round - 1]).length);
+    else return false;
+    return true;
+  }
+
+  play() {
+    this.enter();
+    if (!this.active || this.playing) return;
+    if (this.time >= this.end - 1e-9) this.place(0, 0);
+    this.playing = true;
+    this.waited = 0;
+    this.onchange();
+    let last = performance.now();
+    const frame = (now) => {
+      if (!this.playing) return;
+      const passed = Math.max(0, Math.min(LONGEST_FRAME, (now - last) / 1000));
+      last = now;
+      this.advance(passed);
+      if (this.time >= this.end - 1e-9 && this.finished) this.pause();
+      this.draw();
+      if (this.playing) requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+  }
+
+  pause() {
+    this.playing = false;
+    this.onchange();
+  }
+
+  /** When the last lane ends. */
+  get end() {
+    return Math.max(...Object.values(this.lanes).map((lane) => lane.ends.at(-1) ?? 0));
+  }
+
+  get finished() {
+    return this.round === this.leader.rounds.length - 1 && this.done === this.beats.length;
+  }
+
+  /** Let `passed` seconds go by: of the slow motion, or of engine time at the chosen speed. */
+  advance(passed) {
+    if (this.speed === SLOW && !this.finished) {
+      this.waited += passed;
+      const next = this.beats[this.done] ?? { kind: "draft" };
+      if (this.waited < SLOW_WAITS[next.kind] && this.done + this.round > 0) return;
+      this.waited = 0;
+      this.move(1);
+      return;
+    }
+    const time = Math.min(this.end, this.time + passed * (this.speed || 0.25));
+    while (this.nextTime() <= time + 1e-9 && this.move(1));
+    this.time = time;
+  }
+
+  nextTime() {
+    const next = this.beats[this.done];
+    if (next) return this.leader.start(this.round) + next.at;
+    const after = this.leader.rounds[this.round + 1];
+    return after ? this.leader.start(this.round + 1) + (beatsOf(after)[0]?.at ?? 0) : Infinity;
+  }
+
+  /** What has come of a round in what is shown now: all of it outside a replay. */
+  momentOf(lane, round) {
+    const whole = new Moment(round, Infinity);
+    if (!this.active || this.lanes[lane] !== this.leader) return whole;
+    return round === this.leader.rounds[this.round] ? new Moment(round, this.done, this.beats) : whole;
+  }
+
+  isLater(lane, index) {
+    if (!this.active) return false;
+    return this.lanes[lane] === this.leader ? index > this.round : index >= this.lanes[lane].overAt(this.time);
+  }
+
+  /** Show the place, where it is not what is shown already. */
+  draw() {
+    const { race, leader, lanes } = this;
+    const key = [this.round, this.done, ...Object.values(lanes).map((lane) => lane.overAt(this.time))].join();
+    if (key === this.drawn) return;
+    this.drawn = key;
+    const moment = new Moment(leader.rounds[this.round], this.done, this.beats);
+    for (const lane of Object.values(lanes)) {
+      if (lane === leader) lane.show(this.round + (moment.over ? 1 : 0), moment.over ? null : moment);
+      else lane.show(lane.overAt(this.time));
+    }
+    race.drawTallies(Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.tally])));
+    race.timeline.choose(race.documents.speculative ? this.round : null);
+    this.follow(moment);
+    this.onchange();
+  }
+
+  /** An open inspector looks at what happens. */
+  follow(moment) {
+    const { inspector } = this.race;
+    if (!inspector.span || this.lanes[inspector.lane] !== this.leader) return;
+    const first = this.leader.counts[this.round];
+    const index = moment.beat?.index ?? 0;
+    const span = this.leader.spans[first + (index < 0 ? this.leader.rounds[this.round].drafted.length : index)];
+    if (!moment.beat) inspector.close();
+    else if (span === inspector.span) inspector.refresh();
+    else inspector.open(span, true);
+  }
+}

@@ -1,0 +1,42 @@
+/* Stands in for Gradio in a file of its own: the component gets its element and, as its value, the embedded race. */
+
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark", dark.matches);
+dark.addEventListener("change", follow);
+follow();
+
+const element = document.getElementById("component");
+const props = { value: eventsOf(read("document"), read("verdict")) };
+const watch = () => {};
+
+/** The race's events, a line each, as the page gets them from its server. */
+function eventsOf({ runs }, verdict) {
+  const events = [{ e: "begin", id: "saved", from: 0 }];
+  for (const { rounds, metrics, token_ids, text, stop_reason, ...head } of runs) {
+    const lane = head.settings.method === "plain" ? "plain" : "speculative";
+    events.push({ e: "open", lane, run: head });
+    const prefill = metrics.prefill_seconds + metrics.draft_prefill_seconds;
+    rounds.forEach((round, i) => events.push(i ? { e: "round", lane, round } : { e: "round", lane, round, prefill }));
+    events.push({ e: "end", lane, run: { metrics, token_ids, text, stop_reason } });
+  }
+  return [...events, verdict, { e: "done" }].map((event) => JSON.stringify(event) + "\n").join("");
+}
+
+/** What the panes have no room for: the whole prompt, every setting, and the race itself to keep. */
+function tellMore({ runs: [run] }) {
+  document.getElementById("prompt").textContent = visible(run.prompt);
+  const list = document.getElementById("settings");
+  for (const [name, value] of Object.entries(run.settings)) {
+    list.append(make("dt", "", name.replaceAll("_", " ")), make("dd", "", visible(String(value ?? "\u2013"))));
+  }
+  document.getElementById("save").addEventListener("click", () => {
+    const link = make("a");
+    link.download = "race.json";
+    link.href = URL.createObjectURL(new Blob([document.getElementById("document").textContent], { type: "application/json" }));
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => tellMore(read("document")));

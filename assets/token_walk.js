@@ -1,0 +1,43 @@
+/* Ways through the tokens of panes: hover, focus and arrow keys lead to a token's card; struck ones can be hidden.
+   A view has a root, panes by lane, tallies by lane, and a card. */
+
+/** The text under the pointer stands still meanwhile. */
+function connectCard(view) {
+  const { root, card } = view;
+  const token = (event) => event.target.closest?.(".t");
+  const paneOf = (span) => view.panes[span.closest(".pane").dataset.lane];
+  const show = (span) => card.show(span, view.tallies[span.closest(".pane").dataset.lane]?.greedy ?? true);
+
+  for (const pane of Object.values(view.panes)) {
+    pane.stream.addEventListener("pointerenter", () => (pane.held = true));
+    pane.stream.addEventListener("pointerleave", () => {
+      pane.held = false;
+      card.hide();
+    });
+    pane.stream.addEventListener("scroll", () => card.follow(pane.stream), { passive: true });
+  }
+  root.addEventListener("pointerover", (event) => token(event) && show(token(event)));
+  root.addEventListener("pointerdown", (event) => token(event) && paneOf(token(event)).entry(token(event)));
+  root.addEventListener("focusin", (event) => token(event) && show(token(event)));
+  root.addEventListener("focusout", () => card.hide());
+  document.addEventListener("scroll", () => card.follow(document.documentElement), { passive: true });
+  root.addEventListener("keydown", (event) => {
+    const span = token(event);
+    if (!span || !/^(Arrow|Home$|End$)/.test(event.key) || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    const next = paneOf(span).neighbour(span, event.key);
+    if (!next) return;
+    paneOf(span).entry(next);
+    next.focus({ preventScroll: true });
+    next.scrollIntoView({ block: "nearest" });
+  });
+}
+
+function connectHide(root) {
+  const hide = root.querySelector('[data-tool="hide"]');
+  hide.addEventListener("click", () => {
+    const hidden = hide.getAttribute("aria-pressed") !== "true";
+    hide.setAttribute("aria-pressed", String(hidden));
+    root.toggleAttribute("data-hide-struck", hidden);
+  });
+}

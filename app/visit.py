@@ -1,43 +1,115 @@
-"""One visitor's runs of this visit, newest last: what Explain, History and the exports look at."""
+"""One visitor's runs of this visit, newest last: what Explain, History and the exports look at.
+
+A finished run is kept as packed JSON, a twentieth of what its objects take, and unpacked when somebody looks at it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
-from core.records import SCHEMA, Run
+from core.errors import UserError
+from core.records import SCHEMA, Run, run_from_dict
 
-MOST_ENTRIES = 20
+MOST_ENTRIES = 50
+MOST_BYTES = 8 << 20
+"""Packed bytes one visit may hold, its newest entry apart."""
+MOST_BYTES_OF_ALL = 256 << 20
+"""Packed bytes all visits together may hold: however many strangers come, memory stays bounded."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Entry:
-    """A race, a comparison or an opened document: one or more runs that belong together."""
+    """A race, a comparison or an opened document: one or more runs that belong together.
+
+    `heads` are the run documents without what grows with a run: prompt cut short, no ids, texts or rounds.
+    """
 
     number: int
     kind: str
-    runs: list[Run]
+    packed: bytes = field(repr=False)
+    heads: list[dict[str, Any]] = field(repr=False)
+    label: str = ""
     when: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    @property
+    def runs(self) -> list[Run]:
+        return [run_from_dict(document) for document in self.document()["runs"]]
+
     def document(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "runs": [run.to_dict() for run in self.runs]}
+        return json.loads(zlib.decompress(self.packed))
 
 
-@dataclass
+@dataclass(eq=False)
 class Visit:
     """Lives in a `gr.State`: one per browser tab, forgotten with it. The oldest entries make room for new ones."""
 
     entries: list[Entry] = field(default_factory=list)
     count: int = 0
+    shown: int = 0
+    """The number of the entry that the Playground shows."""
 
-    def add(self, kind: str, runs: Sequence[Run]) -> Entry:
-        self.count += 1
-        entry = Entry(self.count, kind, list(runs))
-        self.entries = [*self.entries, entry][-MOST_ENTRIES:]
+    def add(self, kind: str, runs: Sequence[Run], label: str = "") -> Entry:
+        """Keep runs that belong together; `label` is where opened ones came from."""
+        documents = [run.to_dict() for run in runs]
+        text = json.dumps({"schema": SCHEMA, "runs": documents}, separators=(",", ":"))
+        packed = zlib.compress(text.encode("ascii"), 3)
+        with _lock:
+            self.count += 1
+            entry = Entry(self.count, kind, packed, [_head(document) for document in documents], label)
+            self.entries = _newest([*self.entries, entry])
+            _visits.add(self)
+            _make_room(entry)
         return entry
 
     @property
     def last(self) -> Entry | None:
         return self.entries[-1] if self.entries else None
+
+    def find(self, number: Any) -> Entry:
+        """The entry of this number; UserError where there is none (any more)."""
+        for entry in self.entries:
+            if entry.number == number:
+                return entry
+        raise UserError("That run is no longer kept: a visit keeps its newest runs. Run it again, or open its file.")
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        gone = set(numbers)
+        with _lock:
+            self.entries = [entry for entry in self.entries if entry.number not in gone]
+
+
+_lock = Lock()
+_visits: WeakSet[Visit] = WeakSet()
+
+
+def _newest(entries: list[Entry]) -> list[Entry]:
+    """As many of the newest entries as a visit may hold; the last one always."""
+    entries = entries[-MOST_ENTRIES:]
+    while len(entries) > 1 and sum(len(entry.packed) for entry in entries) > MOST_BYTES:
+        entries = entries[1:]
+    return entries
+
+
+def _make_room(newest: Entry) -> None:
+    """Let the oldest entries of all visits go until they fit together."""
+    held = [(entry.when, visit, entry) for visit in _visits for entry in visit.entries]
+    size = sum(len(entry.packed) for _, _, entry in held)
+    for _, visit, entry in sorted(held, key=lambda each: each[0]):
+        if size <= MOST_BYTES_OF_ALL:
+            return
+        if entry is not newest:
+            visit.entries = [each for each in visit.entries if each is not entry]
+            size -= len(entry.packed)
+
+
+def _head(document: dict[str, Any]) -> dict[str, Any]:
+    grown = ("prompt_ids", "token_ids", "text", "rounds")
+    kept = {key: value for key, value in document.items() if key not in grown}
+    return {**kept, "prompt": document["prompt"][:500]}

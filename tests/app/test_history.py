@@ -1,0 +1,101 @@
+"""The list of runs: its figures are those of the run documents."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+from opened import finished_race
+
+from app.exports import as_json
+from app.history import History, columns, row, table
+from app.token_stream import Reader
+from app.visit import Visit
+from core.metrics import summarise
+from core.records import Settings
+
+HISTORY = History()
+
+
+def event(**data: Any) -> gr.EventData:
+    return SimpleNamespace(_data=data)  # type: ignore[return-value]
+
+
+def test_a_race_in_the_list() -> None:
+    runs = finished_race("def f():\n    pass", Settings(max_new_tokens=40, draft_length=5, temperature=0.5))
+    found = row(Visit().add("race", runs))
+    fast, slow = (summarise(run) for run in runs)
+    assert (found["speculative"], found["plain"]) == (fast.tokens_per_second, slow.tokens_per_second)
+    assert found["speedup"] == pytest.approx(fast.tokens_per_second / slow.tokens_per_second)
+    assert found["acceptance"] == fast.acceptance_rate
+    assert (found["method"], found["draft_length"], found["temperature"]) == ("Draft model", 5, 0.5)
+    assert found["prompt"] == "def f():\n    pass"
+
+
+def test_plain_alone_has_no_speed_up() -> None:
+    found = row(Visit().add("race", finished_race(settings=Settings(method="plain", max_new_tokens=9))))
+    assert (found["speculative"], found["speedup"], found["acceptance"], found["draft_length"]) == (None,) * 4
+    assert found["plain"] > 0
+
+
+def test_lanes_of_a_comparison_are_columns_and_prompts_are_taken_together() -> None:
+    """Two drafting lanes and plain on two prompts: two columns, tokens per second over both prompts."""
+    by_lane = {
+        name: [finished_race(prompt, Settings(method=name, max_new_tokens=30))[0] for prompt in ("a", "b")]
+        for name in ("draft", "ngram", "plain")
+    }
+    entry = Visit().add("compare", [run for runs in by_lane.values() for run in runs])
+    first, second = columns(entry)
+    assert (first["settings"]["Method"], second["settings"]["Method"]) == ("Draft model", "N-gram")
+    assert first["settings"]["Prompt"] == "2 prompts"
+    metrics = [summarise(run) for run in by_lane["draft"]]
+    speed = sum(m.new_tokens for m in metrics) / sum(m.seconds for m in metrics)
+    assert first["measured"]["Tokens/s"] == f"{speed:.0f}"
+    assert first["measured"]["Tokens written"] == "60"
+    assert row(entry)["method"] == "Draft model + 1 more"
+
+
+def test_a_file_is_opened_into_the_list_and_can_be_shown() -> None:
+    visit = Visit()
+    document = Visit().add("race", finished_race()).document()
+    said = json.loads(HISTORY.open(visit, event(name="mine.json", text=as_json(document))))
+    assert said["say"] == "mine.json is open as number 1."
+    assert (said["rows"][0]["kind"], said["rows"][0]["label"]) == ("opened", "mine.json")
+    value, tabs, _ = HISTORY.show(visit, event(number=1))
+    events = Reader().read(value)
+    ends = {each["lane"]: each["run"]["token_ids"] for each in events if each["e"] == "end"}
+    assert ends == dict(zip(("speculative", "plain"), (run["token_ids"] for run in document["runs"])))
+    assert events[-1] == {"e": "done"}
+    assert tabs.selected == "playground"
+    assert visit.shown == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", None, 3, '{"schema":1,"methods":[]}'])
+def test_a_file_that_is_no_run_changes_nothing(text: Any) -> None:
+    visit = Visit()
+    said = json.loads(HISTORY.open(visit, event(name="x", text=text)))
+    assert said["error"]
+    assert said["say"].endswith(".")
+    assert visit.entries == []
+
+
+@pytest.mark.parametrize("number", [None, 9, "1", {}, True])
+def test_showing_what_is_not_there_is_a_sentence(number: Any) -> None:
+    _, _, value = HISTORY.show(Visit(), event(number=number))
+    assert json.loads(value)["say"].startswith("That run is no longer kept")
+
+
+def test_removing_takes_numbers_only() -> None:
+    visit = Visit()
+    visit.add("race", finished_race())
+    for numbers in (None, "1", ["1", None, {}], [7]):
+        assert len(json.loads(HISTORY.remove(visit, event(numbers=numbers)))["rows"]) == 1
+    assert json.loads(HISTORY.remove(visit, event(numbers=[1])))["rows"] == []
+
+
+def test_hostile_text_stays_data() -> None:
+    visit = Visit()
+    visit.add("opened", finished_race("</script><script>alert(1)</script>${1}{{x}}"), "<b>x</b>")
+    assert "<" not in table(visit)
+    assert json.loads(table(visit))["rows"][0]["label"] == "<b>x</b>"

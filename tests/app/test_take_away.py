@@ -1,0 +1,72 @@
+"""The bar answers every press with a file, a text to copy or a sentence."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+from opened import finished_race
+
+from app.take_away import TakeAway
+from app.visit import Visit
+from core.records import Settings
+
+
+def taken(visit: Visit, **asked: Any) -> dict[str, Any]:
+    event: gr.EventData = SimpleNamespace(_data=asked)  # type: ignore[assignment]
+    return json.loads(TakeAway(lambda **_: Settings()).take(visit, event))
+
+
+def visit_of_two() -> Visit:
+    visit = Visit()
+    for prompt in ("first", "second"):
+        visit.shown = visit.add("race", finished_race(prompt)).number
+    return visit
+
+
+def test_without_a_number_it_is_what_the_playground_shows() -> None:
+    visit = visit_of_two()
+    assert json.loads(taken(visit, form="json")["text"])["runs"][0]["prompt"] == "second"
+    assert json.loads(taken(visit, form="json", number=1)["text"])["runs"][0]["prompt"] == "first"
+
+
+def test_a_command_is_for_the_clipboard_and_a_file_has_a_name() -> None:
+    visit = visit_of_two()
+    assert taken(visit, form="command")["copy"].startswith("python -m core generate ")
+    names = [taken(visit, form=form)["name"] for form in ("json", "csv", "html")]
+    assert names == ["speculative-race-2.json", "speculative-race-2.csv", "speculative-race-2.html"]
+
+
+def test_every_answer_is_told_apart_from_the_one_before() -> None:
+    visit = visit_of_two()
+    assert taken(visit, form="csv")["id"] != taken(visit, form="csv")["id"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"form": "json"}, "nothing to take away yet"),
+        ({"form": "json", "number": 7}, "no longer kept"),
+        ({"form": "json", "number": {"a": []}}, "no longer kept"),
+        ({}, "nothing to take away yet"),
+    ],
+)
+def test_what_is_not_there_is_a_sentence(asked: dict[str, Any], words: str) -> None:
+    found = taken(Visit(), **asked)
+    assert found["error"]
+    assert words in found["say"]
+    assert "text" not in found
+
+
+def test_a_prompt_no_command_line_carries_is_a_sentence() -> None:
+    visit = Visit()
+    visit.shown = visit.add("race", finished_race("a\0b")).number
+    assert "--prompt-file" in taken(visit, form="command")["say"]
+
+
+def test_nothing_in_an_answer_looks_like_a_tag() -> None:
+    visit = Visit()
+    visit.shown = visit.add("race", finished_race("<script>alert(1)</script>")).number
+    event: gr.EventData = SimpleNamespace(_data={"form": "html"})  # type: ignore[assignment]
+    assert "<" not in TakeAway(lambda **_: Settings()).take(visit, event)

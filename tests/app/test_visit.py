@@ -1,0 +1,83 @@
+"""What a visit keeps: whole, in order, and never more than it may."""
+
+import gc
+from copy import deepcopy
+
+import pytest
+from opened import finished_race
+
+import app.visit
+from app.visit import Visit
+from core.errors import UserError
+from core.records import Settings
+
+
+def test_an_entry_gives_back_the_runs_as_they_were() -> None:
+    runs = finished_race()
+    visit = Visit()
+    entry = visit.add("race", runs)
+    assert visit.last is entry
+    assert [run.to_dict() for run in entry.runs] == [run.to_dict() for run in runs]
+    assert entry.document() == {"schema": 1, "runs": [run.to_dict() for run in runs]}
+
+
+def test_packed_runs_take_a_fraction_of_their_documents() -> None:
+    entry = Visit().add("race", finished_race(settings=Settings(max_new_tokens=200, draft_length=5)))
+    assert len(entry.packed) * 5 < len(repr(entry.document()))
+
+
+def test_numbers_go_on_when_entries_go() -> None:
+    runs, visit = finished_race(), Visit()
+    first, second = visit.add("race", runs), visit.add("race", runs)
+    visit.remove([first.number, 77])
+    third = visit.add("race", runs)
+    assert [entry.number for entry in visit.entries] == [second.number, third.number] == [2, 3]
+    assert visit.find(3) is third
+    with pytest.raises(UserError, match="no longer kept"):
+        visit.find(1)
+
+
+def test_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By count and by size; the newest is kept however large it is."""
+    runs, visit = finished_race(), Visit()
+    for _ in range(app.visit.MOST_ENTRIES + 3):
+        visit.add("race", runs)
+    assert len(visit.entries) == app.visit.MOST_ENTRIES
+    assert visit.entries[-1].number == app.visit.MOST_ENTRIES + 3
+    monkeypatch.setattr(app.visit, "MOST_BYTES", 3 * len(visit.entries[0].packed))
+    visit.add("race", runs)
+    assert len(visit.entries) == 3
+    monkeypatch.setattr(app.visit, "MOST_BYTES", 1)
+    visit.add("race", runs)
+    assert len(visit.entries) == 1
+
+
+def test_all_visits_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's many tabs cost others their oldest runs before they cost the machine its memory."""
+    gc.collect()
+    app.visit._visits.clear()
+    runs = finished_race()
+    one, other = Visit(), Visit()
+    size = len(one.add("race", runs).packed)
+    monkeypatch.setattr(app.visit, "MOST_BYTES_OF_ALL", 3 * size)
+    for _ in range(4):
+        other.add("race", runs)
+    assert one.entries == []
+    assert len(other.entries) == 3
+
+
+def test_a_closed_visit_is_no_longer_counted() -> None:
+    visit = Visit()
+    visit.add("race", finished_race())
+    before = len(app.visit._visits)
+    del visit
+    gc.collect()
+    assert len(app.visit._visits) == before - 1
+
+
+def test_visitors_get_a_visit_each() -> None:
+    """Gradio copies the first value for every session."""
+    first = Visit()
+    other = deepcopy(first)
+    other.add("race", finished_race())
+    assert first.entries == []

@@ -1,0 +1,197 @@
+"""The tab Compare as a person uses it: lanes are chosen, run, sorted and stopped; figures are held to the documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from driving import set_number
+from gradio_client import Client
+from test_hostile import HOSTILE, PICTURES
+
+VIEW = "document.querySelector('.comparison').view"
+SHOWN = """lane => [...document.querySelectorAll(`.comparison .pane[data-lane="${lane}"] .t`)].map(
+    t => [t.dataset.outcome, t.textContent])"""
+COLUMN = "n => [...document.querySelectorAll('.comparison tbody tr')].map(row => row.children[n].innerText)"
+
+
+def open_tab(page: Any) -> Any:
+    page.get_by_role("tab", name="Compare").click()
+    page.wait_for_function("document.querySelector('.comparison')?.view")
+    page.wait_for_selector("#compare-run")
+    return page
+
+
+def compare(page: Any) -> None:
+    page.click("#compare-run")
+    wait_over(page)
+
+
+def wait_over(page: Any) -> None:
+    page.wait_for_function(
+        "document.querySelector('.comparison').dataset.state === 'idle'"
+        " && !['idle', 'starting'].includes(document.querySelector('.comparison .status').dataset.kind)"
+    )
+
+
+def wait_charts(page: Any, count: int) -> None:
+    page.wait_for_function(f"document.querySelectorAll('#compare-plots .js-plotly-plot').length === {count}")
+
+
+def status(page: Any) -> str:
+    return page.inner_text(".comparison .status-text")
+
+
+def choose(page: Any, lane: int, label: str, option: str) -> None:
+    page.locator(".compare-lane").nth(lane - 1).get_by_label(label).click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def choose_prompts(page: Any, kind: str) -> None:
+    page.locator("#compare-kind input").click()
+    page.get_by_role("option", name=kind).click()
+    page.wait_for_selector("#compare-prompts li")
+
+
+@pytest.fixture
+def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
+    return open_tab(visit(scripted[1]))
+
+
+def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> None:
+    page = open_tab(visit(app))
+    page.fill("#compare-prompt textarea", "def make_pair(folder):\n")
+    set_number(page, "New tokens", 48)
+    choose(page, 1, "Draft length", "4")  # auto may find that drafting does not pay on this pair, and draft nothing
+    compare(page)
+    documents = page.evaluate(f"{VIEW}.documents")
+    assert [documents[lane]["0"]["settings"]["method"] for lane in "1234"] == ["draft", "ngram", "early-exit", "plain"]
+    for lane in "1234":
+        run = documents[lane]["0"]
+        tokens = [t for r in run["rounds"] for t in [*r["drafted"], *([r["emitted"]] if r["emitted"] else [])]]
+        assert [row[0] for row in page.evaluate(SHOWN, lane)] == [t["outcome"] for t in tokens]
+        assert len(run["token_ids"]) == 48
+    metrics = [documents[lane]["0"]["metrics"] for lane in "1234"]
+    speeds = [each["tokens_per_second"] for each in metrics]
+    assert page.evaluate(COLUMN, 1) == [f"{s:.{1 if s < 100 else 0}f}" for s in speeds]
+    ratios = [speed / speeds[3] for speed in speeds]
+    assert [float(cell) for cell in page.evaluate(COLUMN, 2)] == pytest.approx(ratios, abs=6e-3)
+    assert page.evaluate(COLUMN, 4) == [f"{each['tokens_per_round']:.2f}" for each in metrics]
+    assert page.evaluate(COLUMN, 6) == ["identical"] * 3 + ["the baseline"]
+    assert "plain decoding" in status(page)
+    wait_charts(page, 2)  # one speed a lane is no chart
+
+
+def test_other_targets_run_in_turn_and_a_lane_that_fails_says_why(app: str, visit: Any) -> None:
+    """Lane 2 is the same target in another precision, lane 3 cannot be loaded; two baselines come on top."""
+    page = open_tab(visit(app))
+    set_number(page, "New tokens", 16)
+    page.locator("#compare-count").get_by_label("3").check()
+    choose(page, 1, "Draft length", "4")
+    choose(page, 2, "Precision", "bf16")
+    choose(page, 3, "Lane 3: pair", "other…")
+    page.get_by_label("Target of lane 3").fill("/nowhere/at/all")
+    choose_prompts(page, "repetitive")
+    compare(page)
+    assert "Lane 2 needs the target in another precision" in page.inner_text(".comparison .status-why")
+    assert "There is no folder '/nowhere/at/all'" in page.inner_text('.comparison .pane[data-lane="3"] [role="alert"]')
+    rows = page.evaluate(COLUMN, 0)
+    assert [row[0] for row in rows] == list("12345")
+    assert "added as the baseline" in rows[3] and "added as the baseline" in rows[4]
+    assert page.evaluate(COLUMN, 1)[2] == "–"
+    assert " to " in page.evaluate(COLUMN, 2)[0]  # the spread over three prompts
+    wait_charts(page, 3)
+
+    first = page.evaluate(SHOWN, 1)
+    assert "prompt 3 of 3" in page.inner_text(".comparison .prompt-steps")
+    page.get_by_role("button", name="Next prompt").click()
+    assert "prompt 1 of 3" in page.inner_text(".comparison .prompt-steps")
+    assert page.evaluate(SHOWN, 1) != first
+    page.get_by_role("button", name="Previous prompt").click()
+    assert page.evaluate(SHOWN, 1) == first
+
+
+def test_the_table_is_sorted_by_any_column(page: Any) -> None:
+    compare(page)
+    assert [row[0] for row in page.evaluate(COLUMN, 0)] == list("123")
+    head = page.locator(".comparison thead th").nth(2)
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    ratios = [float(cell) for cell in page.evaluate(COLUMN, 2)]
+    assert ratios == sorted(ratios, reverse=True)
+    head.get_by_role("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert [float(cell) for cell in page.evaluate(COLUMN, 2)] == sorted(ratios)
+
+
+def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
+    engine.pace = 0.3
+    choose_prompts(page, "all")
+    page.click("#compare-run")
+    page.wait_for_function("document.querySelector('.comparison .status-text').textContent.includes('Prompt 2')")
+    page.click("#compare-stop")
+    wait_over(page)
+    assert status(page).startswith("Stopped.")
+    assert "Over 1 of 15 prompts" in page.inner_text(".comparison caption")
+    assert "–" not in page.evaluate(COLUMN, 1)
+
+
+def test_keys_compare_and_leave_the_playground_alone(page: Any, engine: Any) -> None:
+    engine.pace = 3.0
+    page.focus("#compare-prompt textarea")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".comparison .t")
+    page.keyboard.press("Escape")
+    wait_over(page)
+    assert status(page).startswith("Stopped.")
+    assert page.locator("#speculative-stream .t").count() == 0
+    page.focus(".comparison .t[tabindex='0']")
+    assert page.locator("#comparison-card").is_visible()
+
+
+def test_as_many_columns_as_lanes(page: Any) -> None:
+    page.locator("#compare-count").get_by_label("2").check()
+    page.wait_for_function("document.querySelectorAll('.comparison .pane:not([hidden])').length === 2")
+    assert page.locator(".compare-lane:visible").count() == 2
+    page.hover("#compare-count")
+    assert page.inner_text("#help p").startswith("How many ways to decode")
+    choose(page, 2, "Method", "Draft model")
+    choose(page, 2, "Draft length", "3")
+    compare(page)
+    assert [row.split("\n")[0] for row in page.evaluate(COLUMN, 0)] == [
+        "1 Draft model, length 5",
+        "2 Draft model, length 3",
+        "3 Plain only",
+    ]
+    assert "Plain decoding runs as well" in page.inner_text(".comparison .status-why")
+
+
+def test_what_cannot_be_is_one_sentence(page: Any) -> None:
+    page.fill("#compare-prompt textarea", "  ")
+    compare(page)
+    assert status(page).startswith("The prompt is empty")
+    assert page.get_attribute(".comparison .status", "role") == "alert"
+    page.fill("#compare-prompt textarea", "def f():\n")
+    compare(page)
+    assert "Lane 1" in status(page)
+
+
+def test_hostile_text_stays_text_in_every_lane(page: Any, engine: Any) -> None:
+    engine.texts = HOSTILE
+    title = page.title()
+    compare(page)
+    expected = [PICTURES.get(text, text) for text in HOSTILE]
+    assert [row[1] for row in page.evaluate(SHOWN, 3)][: len(HOSTILE)] == expected
+    assert page.title() == title
+
+
+def test_the_api_compares_too(app: str) -> None:
+    """The same rows and documents for whoever calls the page from a program, or one sentence."""
+    client = Client(app, verbose=False)
+    lanes = [{"method": "draft", "draft_length": 3}, {"method": "plain"}]
+    found = client.predict(lanes=lanes, prompt="def f(x):\n", max_new_tokens=12, api_name="/compare")
+    assert [row["method"] for row in found["rows"]] == ["draft", "plain"]
+    one, other = found["document"]["runs"]
+    assert one["token_ids"] == other["token_ids"]
+    with pytest.raises(Exception, match="Lane 2: There is no method 'magic'"):
+        client.predict(lanes=[{}, {"method": "magic"}], prompt="x", api_name="/compare")

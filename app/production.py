@@ -1,0 +1,271 @@
+"""The same pair, method and draft length in other engines: commands to run, and what each engine cannot do.
+
+Checked against the documentation of vLLM (speculative_decoding/draft_model.md, n_gram.md), SGLang
+(speculative_decoding.md), llama.cpp (`llama-server --help`) and transformers 5 (assisted_decoding.md) in November 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.records import Settings
+
+BUNDLED = "assets/pocket"
+DTYPES = {"nf4": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
+"""What our own n-gram drafter looks for (core/drafting/ngram.py)."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is taken elsewhere; `exit_layer` matters to early exit only."""
+
+    settings: Settings
+    length: int
+    precision: str
+    draft_precision: str | None = None
+    same_tokens: bool = True
+    exit_layer: int | None = None
+
+    @property
+    def method(self) -> str:
+        """n-gram first, draft model otherwise, is a draft model for engines that take one drafter."""
+        return "draft" if self.settings.method == "ngram+draft" else self.settings.method
+
+    @property
+    def target(self) -> str:
+        return _place(self.settings.target, "target")
+
+    @property
+    def draft(self) -> str:
+        return _place(self.settings.draft, "draft")
+
+    @property
+    def quantised(self) -> bool:
+        return self.precision == "nf4"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Commands for one engine (empty where it cannot do this), in `language`, and what to know about them."""
+
+    engine: str
+    command: str
+    language: str = "shell"
+    notes: list[str] = field(default_factory=list)
+
+
+def recipes(deployment: Deployment) -> list[Recipe]:
+    """One recipe per engine, in the order in which they are shown."""
+    engines: tuple[Callable[[Deployment], Recipe], ...] = (vllm, sglang, llama_cpp, transformers)
+    return [engine(deployment) for engine in engines]
+
+
+def placeholders(deployment: Deployment) -> str | None:
+    """What a person has to put in place of the names in the commands."""
+    settings = deployment.settings
+    if settings.target is None:
+        return f"The bundled pair lies in {BUNDLED}: run the commands from this repository's folder."
+    local = [name for name in (settings.target, settings.draft) if name and not _on_hub(name)]
+    if local:
+        return "Put the folders of your models in place of /path/to/…"
+    return None
+
+
+def vllm(deployment: Deployment) -> Recipe:
+    notes: list[str] = []
+    config: dict[str, object] = {"num_speculative_tokens": deployment.length}
+    if deployment.method == "draft":
+        config = {"method": "draft_model", "model": deployment.draft} | config
+        if not deployment.same_tokens:
+            config["use_heterogeneous_vocab"] = True
+            notes.append("Tokenizers differ: vLLM then drafts only tokens that both know, and drafts greedily.")
+        elif deployment.settings.temperature > 0:
+            config["draft_sample_method"] = "probabilistic"
+            notes.append("Without draft_sample_method vLLM drafts greedily, and fewer drafts stand at a temperature.")
+    elif deployment.method == "ngram":
+        config = {"method": "ngram"} | config
+        config |= {"prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
+    else:
+        return Recipe("vLLM", "", notes=[_missing("vLLM", deployment.method)])
+    notes += _one_drafter(deployment)
+    if deployment.quantised:
+        notes.append("The draft is loaded as it was published; --quantization is the target's.")
+    words = ["vllm", "serve", deployment.target, "--dtype", DTYPES[deployment.precision]]
+    words += ["--quantization", "bitsandbytes"] if deployment.quantised else []
+    return Recipe("vLLM", _lines(words, ["--speculative-config", json.dumps(config)]), notes=notes)
+
+
+def sglang(deployment: Deployment) -> Recipe:
+    length = deployment.length
+    notes: list[str] = []
+    words = ["python3", "-m", "sglang.launch_server", "--model-path", deployment.target]
+    words += ["--dtype", DTYPES[deployment.precision]]
+    if deployment.quantised:
+        words += ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]
+        notes.append("bitsandbytes is missing from some releases of SGLang, such as 0.5.6.")
+    if deployment.method == "draft":
+        if not deployment.same_tokens:
+            return Recipe("SGLang", "", notes=["SGLang's draft models must have the target's own vocabulary."])
+        speculative = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", deployment.draft]
+        speculative += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+        if deployment.quantised and deployment.draft_precision != "nf4":
+            speculative += ["--speculative-draft-model-quantization", "unquant"]
+    elif deployment.method == "ngram":
+        speculative = ["--speculative-algorithm", "NGRAM"]
+        speculative += ["--speculative-ngram-min-bfs-breadth", "1", "--speculative-ngram-max-bfs-breadth", "1"]
+        notes.append("CUDA only. It keeps n-grams of earlier requests, ours are forgotten after each run.")
+    else:
+        return Recipe("SGLang", "", notes=[_missing("SGLang", deployment.method)])
+    speculative += ["--speculative-num-draft-tokens", str(length + 1)]
+    notes.insert(0, f"{length + 1} tokens are verified in a pass: the draft and the token it continues.")
+    return Recipe("SGLang", _lines(words, speculative), notes=notes + _one_drafter(deployment))
+
+
+def llama_cpp(deployment: Deployment) -> Recipe:
+    method = deployment.settings.method  # llama-server can mix the two drafters
+    if method not in ("draft", "ngram", "ngram+draft"):
+        return Recipe("llama.cpp", "", notes=[_missing("llama-server", method)])
+    notes = ["Models must be GGUF files: the first commands make them, with the scripts of a llama.cpp checkout."]
+    conversions, target = _gguf(deployment.target, "target", deployment.quantised)
+    serve = ["llama-server", "-m", target]
+    types: list[str] = []
+    options: list[str] = []
+    if "ngram" in method:
+        types.append("ngram-simple")
+        options += ["--spec-ngram-simple-size-n", str(SHORTEST_NGRAM)]
+        options += ["--spec-ngram-simple-size-m", str(deployment.length)]
+        notes.append(f"It looks for n-grams of one length, {SHORTEST_NGRAM}; ours takes the longest of up to five.")
+    if "draft" in method:
+        if not deployment.same_tokens:
+            return Recipe("llama.cpp", "", notes=["Take a draft with the target's own tokens for llama.cpp."])
+        more, draft = _gguf(deployment.draft, "draft", deployment.draft_precision == "nf4")
+        conversions += more
+        serve += ["-md", draft]
+        types.append("draft-simple")
+        options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
+        notes.append("Older builds call these --draft-max and --draft-p-min, without --spec-type.")
+        if deployment.settings.temperature > 0:
+            notes.append(
+                "A drafted token stands where it equals the one llama.cpp draws itself: at a temperature fewer stand "
+                "than were measured here."
+            )
+    if deployment.quantised:
+        notes.append("GGUF has no NF4; Q4_K_M is the nearest, and its acceptance and speed will differ.")
+    if deployment.settings.target is None:
+        notes.append("The bundled weights are stored in NF4, which the converter does not read: dequantise them first.")
+    lines = [shlex.join(words) for words in conversions]
+    lines.append(_lines(serve, ["--spec-type", ",".join(types), *options]))
+    return Recipe("llama.cpp", "\n".join(lines), notes=notes)
+
+
+def transformers(deployment: Deployment) -> Recipe:
+    settings, method = deployment.settings, deployment.method
+    if method not in ("draft", "ngram", "early-exit"):
+        return Recipe("transformers", "", notes=[_missing("transformers", method)])
+    notes = ["One prompt at a time: batches are not supported."]
+    classes = "AutoModelForCausalLM, AutoTokenizer" + (", BitsAndBytesConfig" if deployment.quantised else "")
+    lines = ["import torch", f"from transformers import {classes}", ""]
+    if deployment.quantised:
+        lines += [
+            "nf4 = BitsAndBytesConfig(",
+            '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16',
+            ")",
+        ]
+    lines += [_tokenizer("tokenizer", deployment.target), _model("target", deployment.target, deployment.precision)]
+    options: list[str] = []
+    if method == "draft":
+        lines += [_model("draft", deployment.draft, deployment.draft_precision or deployment.precision)]
+        lines += _constant_length("draft", deployment.length)
+        options += ["assistant_model=draft"]
+        if not deployment.same_tokens:
+            lines.append(_tokenizer("draft_tokenizer", deployment.draft))
+            options += ["tokenizer=tokenizer", "assistant_tokenizer=draft_tokenizer"]
+    elif method == "early-exit":
+        lines += _constant_length("target", deployment.length)
+        options += [f"assistant_early_exit={deployment.exit_layer}"]
+        notes.append("The first layers are run again in the verifying pass; here their keys and values are reused.")
+    else:
+        options += [f"prompt_lookup_num_tokens={deployment.length}", f"max_matching_ngram_size={LONGEST_NGRAM}"]
+    options += [f"max_new_tokens={settings.max_new_tokens}", *_sampling(settings)]
+    lines += [
+        "",
+        'inputs = tokenizer("Your prompt", return_tensors="pt").to(target.device)',
+        f"output = target.generate(**inputs, {', '.join(options)})",
+        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
+    ]
+    return Recipe("transformers", "\n".join(lines), "python", notes + _one_drafter(deployment))
+
+
+def _place(name: str | None, role: str) -> str:
+    """How commands call a model: its Hub id, the bundled folder, or a placeholder for a folder of someone's own."""
+    if name is None:
+        return f"{BUNDLED}/{role}"
+    return name if _on_hub(name) else f"/path/to/{Path(name).name}"
+
+
+def _on_hub(name: str) -> bool:
+    return bool(HUB_ID.fullmatch(name)) and not Path(name).is_dir()
+
+
+def _lines(words: list[str], more: list[str]) -> str:
+    """A shell command over lines: the server, then one line for each further option with its value."""
+    starts = [i for i, word in enumerate(more) if word.startswith("--")]
+    groups = [more[a:b] for a, b in zip(starts, [*starts[1:], len(more)])]
+    return " \\\n    ".join(shlex.join(group) for group in (words, *groups))
+
+
+def _gguf(place: str, role: str, quantised: bool) -> tuple[list[list[str]], str]:
+    """The commands that make a GGUF file of a model, and the file."""
+    whole, small = f"{role}-bf16.gguf", f"{role}-q4_k_m.gguf"
+    source = ["--remote", place] if HUB_ID.fullmatch(place) else [place]
+    convert = ["python", "convert_hf_to_gguf.py", *source, "--outtype", "bf16", "--outfile", whole]
+    return ([convert, ["llama-quantize", whole, small, "Q4_K_M"]], small) if quantised else ([convert], whole)
+
+
+def _tokenizer(variable: str, place: str) -> str:
+    return f"{variable} = AutoTokenizer.from_pretrained({place!r})"
+
+
+def _model(variable: str, place: str, precision: str) -> str:
+    how = "quantization_config=nf4" if precision == "nf4" else f"dtype=torch.{DTYPES[precision]}"
+    return f'{variable} = AutoModelForCausalLM.from_pretrained({place!r}, {how}, device_map="auto")'
+
+
+def _constant_length(variable: str, length: int) -> list[str]:
+    """transformers would change the length by itself, and stop drafting where the draft is unsure."""
+    config = f"{variable}.generation_config"
+    return [
+        f"{config}.num_assistant_tokens = {length}",
+        f'{config}.num_assistant_tokens_schedule = "constant"',
+        f"{config}.assistant_confidence_threshold = 0",
+    ]
+
+
+def _sampling(settings: Settings) -> list[str]:
+    if settings.temperature == 0:
+        return ["do_sample=False"]
+    found = ["do_sample=True", f"temperature={settings.temperature:g}", f"top_k={settings.top_k}"]
+    found += [f"top_p={settings.top_p:g}"] if settings.top_p < 1 else []
+    return found + ([f"min_p={settings.min_p:g}"] if settings.min_p > 0 else [])
+
+
+def _one_drafter(deployment: Deployment) -> list[str]:
+    if deployment.settings.method != "ngram+draft":
+        return []
+    return ["It takes one drafter at a time: the draft model here, without the n-gram."]
+
+
+def _missing(engine: str, method: str) -> str:
+    what = {
+        "early-exit": "cannot draft with the target's own first layers",
+        "tree": "does not draft trees with an ordinary draft model as is done here",
+        "plain": "needs no further options to decode plainly",
+    }
+    return f"{engine} {what[method]}."

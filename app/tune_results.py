@@ -1,0 +1,195 @@
+"""What a sweep shows: the recommended setting, three charts with their readings, commands for other engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.production import Deployment, Recipe, placeholders, recipes
+from app.sweep_charts import QUESTIONS, acceptance_by_depth, cost_by_rows, speedup_by_length
+from core.records import Settings
+from core.sweep_report import (
+    describe_alternative,
+    describe_document_costs,
+    describe_positions,
+    describe_prediction,
+)
+
+ENGINES = ("vLLM", "SGLang", "llama.cpp", "transformers")
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+Document = dict[str, Any]
+
+
+class Results:
+    """The components, hidden until there is something to show."""
+
+    def __init__(self) -> None:
+        with gr.Column(visible=False, elem_id="tune-results") as self.column:
+            with gr.Row(elem_id="tune-best"):
+                self.recommendation = _html("tune-recommendation")
+                with gr.Column(elem_id="tune-use", scale=0, min_width=230):
+                    self.temperature = gr.Radio(
+                        [],
+                        label="At temperature",
+                        info="Which of the measured temperatures is shown, and used.",
+                        elem_id="tune-shown",
+                    )
+                    with gr.Row():
+                        self.use = gr.Button("Use it", variant="primary", elem_id="tune-use-it", min_width=80)
+                        self.download = gr.Button("Download JSON", elem_id="tune-download", min_width=120)
+            with gr.Row(elem_id="tune-charts"):
+                self.plots, self.readings = zip(*(_chart(at, question) for at, question in enumerate(QUESTIONS)))
+            _html("tune-production", "<h2>Take it to production</h2>")
+            self.hint = _html("tune-hint")
+            with gr.Tabs(elem_id="tune-engines"):
+                self.commands = [_engine(name) for name in ENGINES]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What `show` fills, after the empty state."""
+        return [self.column, self.temperature, *self._details()]
+
+    def _details(self) -> list[Any]:
+        return [self.recommendation, *self.plots, *self.readings, self.hint, *self.commands]
+
+    def show(self, document: Document | None) -> list[Any]:
+        """Put the results in place of the empty state; without any, all stays as it is."""
+        if not document or not document["points"]:
+            return [gr.skip()] * (1 + len(self.outputs))
+        temperatures = [row["temperature"] for row in document["temperatures"]]
+        chosen = document["settings"]["temperature"]
+        chosen = chosen if chosen in temperatures else temperatures[0]
+        choices = gr.update(choices=[(f"{t:g}", t) for t in temperatures], value=chosen)
+        return [gr.update(visible=False), gr.update(visible=True), choices, *details(document, chosen)]
+
+    def connect(self, document: gr.JSON) -> None:
+        """Choosing a temperature, downloading the document, copying a command."""
+        self.temperature.input(details, [document, self.temperature], self._details(), **QUIET)
+        self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
+
+
+def _html(elem_id: str, value: str = "") -> gr.HTML:
+    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, js_on_load=None)
+
+
+def _chart(at: int, question: str) -> tuple[gr.Plot, gr.HTML]:
+    with gr.Column(elem_classes="tune-chart", min_width=320):
+        _html(f"tune-question-{at}", f"<h2>{escape(question)}</h2>")
+        return gr.Plot(show_label=False, elem_id=f"tune-plot-{at}"), _html(f"tune-reading-{at}")
+
+
+def _engine(engine: str) -> gr.HTML:
+    """A tab with an engine's command and notes, and the button that copies the command."""
+    name = engine.replace(".", "-").lower()
+    with gr.Tab(engine, id=f"engine-{name}"):
+        recipe = _html(f"recipe-{name}")
+        copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
+        copy.click(None, None, None, js=_COPY % name, **QUIET)
+    return recipe
+
+
+def details(document: Document | None, temperature: float | None) -> list[Any]:
+    """Recommendation, charts, readings and commands at one temperature."""
+    if not document or temperature is None:
+        return [gr.skip()] * (2 + 2 * len(QUESTIONS) + len(ENGINES))
+    deployment = _deployment(document, temperature)
+    made = recipes(deployment) if deployment else []
+    return [
+        _recommendation(document, temperature),
+        speedup_by_length(document, temperature),
+        cost_by_rows(document),
+        acceptance_by_depth(document, temperature),
+        _paragraph(describe_prediction(document, temperature)),
+        _paragraph(describe_document_costs(document)),
+        _paragraph(describe_positions(document, temperature)),
+        _paragraph(_hint(deployment)),
+        *(_recipe(recipe) for recipe in made or [Recipe(engine, "") for engine in ENGINES]),
+    ]
+
+
+def best_settings(document: Document | None, temperature: float | None) -> list[Any]:
+    """The recommended method, draft length and temperature for the sidebar, and the Playground to try them in."""
+    best = _best(document, temperature) if document else None
+    if not document or best is None:
+        return [gr.skip()] * 4
+    playground = gr.Tabs(selected="playground")
+    if best["recommended"] == "plain":
+        return ["plain", gr.skip(), temperature, playground]
+    return [document["settings"]["method"], best["recommended"], temperature, playground]
+
+
+def _best(document: Document, temperature: float | None) -> dict[str, Any] | None:
+    return next((best for best in document["best"] if best["temperature"] == temperature), None)
+
+
+def _deployment(document: Document, temperature: float) -> Deployment | None:
+    """What other engines are to run; None where no fixed length was measured."""
+    best = _best(document, temperature)
+    if best is None or best["draft_length"] is None:
+        return None
+    environment = document["environment"]
+    draft = environment.get("draft")
+    known = {name: value for name, value in document["settings"].items() if name in Settings.__dataclass_fields__}
+    return Deployment(
+        settings=replace(Settings(**known), temperature=temperature),
+        length=best["draft_length"],
+        precision=environment["target"]["precision"],
+        draft_precision=draft["precision"] if draft else None,
+        same_tokens=document["same_tokens"],
+        exit_layer=document["exit_layer"],
+    )
+
+
+def _recommendation(document: Document, temperature: float) -> str:
+    best = _best(document, temperature)
+    if best is None:
+        return ""
+    recommended = best["recommended"]
+    ratio = best["auto_ratio_to_plain"] if recommended == "auto" else best["ratio_to_plain"]
+    head = "Plain decoding" if recommended == "plain" else f"Draft length {recommended}"
+    gain = "" if recommended == "plain" else f" <small>{ratio:.2f}× plain</small>"
+    return (
+        f"<p>Recommended at temperature {temperature:g}</p><p class='tune-head'>{head}{gain}</p>"
+        f"{_paragraph(describe_alternative(document, temperature))}"
+    )
+
+
+def _hint(deployment: Deployment | None) -> str:
+    if deployment is None:
+        return "No fixed draft length was measured, so there is none to take along."
+    length = f"Draft length {deployment.length}, the best fixed one here, in each engine."
+    return " ".join(filter(None, (length, placeholders(deployment), "Sampling settings go with each request.")))
+
+
+def _recipe(recipe: Recipe) -> str:
+    notes = "".join(f"<li>{escape(note)}</li>" for note in recipe.notes)
+    command = ""
+    if recipe.command:
+        label = f"Command for {recipe.engine}"
+        command = f"<pre tabindex='0' role='region' aria-label='{label}'><code>{escape(recipe.command)}</code></pre>"
+    return f"{command}<ul class='tune-notes'>{notes}</ul>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+_COPY = """async () => {
+  const said = document.querySelector("#copy-%s");
+  const code = said.closest('[role="tabpanel"]').querySelector("code");
+  if (!code) return;
+  await navigator.clipboard.writeText(code.textContent);
+  said.textContent = "Copied";
+  setTimeout(() => { said.textContent = "Copy"; }, 1500);
+}"""
+
+_DOWNLOAD = """(sweep) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(sweep)], { type: "application/json" }));
+  link.download = "sweep.json";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}"""

@@ -1,0 +1,107 @@
+"""A sweep without models: steps and a document of the shape that `core.sweep` gives, from an acceptance and costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from core.costs import CURVE
+from core.errors import UserError
+from core.prompts import Prompt
+from core.records import SCHEMA, Settings
+from core.theory import expected_tokens, honest, leviathan, rule_of_thumb
+
+STEP = 0.008
+"""Seconds of a plain step of the pretended machine."""
+
+
+def costs(n: int) -> float:
+    return STEP * (1 + 0.08 * (n - 1) + 0.3 * (n > 4))
+
+
+def fake_sweep(
+    environment: dict[str, Any],
+    acceptance: float,
+    pace: float,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    lengths: Sequence[int],
+    temperatures: Sequence[float],
+    repeats: int,
+    stop: Callable[[], bool],
+) -> Generator[Any, None, dict[str, Any]]:
+    if not lengths or not temperatures:
+        raise UserError("A sweep needs at least one draft length and one temperature.")
+    total = (len(lengths) + 2) * len(temperatures) * len(prompts) * repeats
+    done = 0
+    while done < total and not stop():
+        time.sleep(0.02 * pace)
+        done += 1
+        yield SimpleNamespace(done=done, total=total, label=f"{prompts[done % len(prompts)].name}, draft length 3")
+    share = temperatures if done == total else temperatures[: int(len(temperatures) * done / total)]
+    points = [_point(t, n, acceptance - 0.05 * t) for t in share for n in (*lengths, "auto")]
+    return {
+        "schema": SCHEMA,
+        "kind": "sweep",
+        "environment": environment,
+        "settings": settings.to_dict(),
+        "exit_layer": 2 if settings.method == "early-exit" else None,
+        "same_tokens": True,
+        "prompts": [{"name": prompt.name, "kind": prompt.kind} for prompt in prompts],
+        "repeats": repeats,
+        "stopped": done < total,
+        "costs": {str(n): costs(n) for n in CURVE},
+        "temperatures": [_basis(t, max(lengths), acceptance - 0.05 * t) for t in share],
+        "points": points,
+        "best": [_best(t, points) for t in share],
+    }
+
+
+def _basis(temperature: float, longest: int, alpha: float) -> dict[str, Any]:
+    return {
+        "temperature": temperature,
+        "plain": {"median": 1 / STEP, "min": 0.95 / STEP, "max": 1.05 / STEP},
+        "acceptance_rate": alpha,
+        "accepted_by_position": [alpha**i for i in range(1, longest + 1)],
+        "drafting": 1.0,
+        "draft_seconds": 0.1 * STEP,
+        "other_seconds": 0.0,
+    }
+
+
+def _point(temperature: float, length: Any, alpha: float) -> dict[str, Any]:
+    gamma = 3 if length == "auto" else length
+    expected = expected_tokens(alpha, gamma)
+    ratio = honest(expected, gamma, costs, 0.1 * STEP)
+    predicted = {
+        "honest": ratio,
+        "leviathan": leviathan(alpha, gamma, 0.1),
+        "rule_of_thumb": rule_of_thumb(alpha, gamma),
+    }
+    measured = 0.97 * ratio
+    return {
+        "temperature": temperature,
+        "draft_length": length,
+        "tokens_per_second": {"median": measured / STEP, "min": 0.9 * measured / STEP, "max": 1.2 * measured / STEP},
+        "ratio_to_plain": {"median": measured, "min": 0.9 * measured, "max": 1.2 * measured},
+        "acceptance_rate": alpha,
+        "accepted_by_position": [alpha**i for i in range(1, gamma + 1)],
+        "tokens_per_round": expected,
+        "mean_drafted": gamma,
+        "predicted": None if length == "auto" else predicted,
+    }
+
+
+def _best(temperature: float, points: list[dict[str, Any]]) -> dict[str, Any]:
+    here = [p for p in points if p["temperature"] == temperature]
+    fixed = max(here[:-1], key=lambda p: p["ratio_to_plain"]["median"])
+    ratio = fixed["ratio_to_plain"]["median"]
+    return {
+        "temperature": temperature,
+        "draft_length": fixed["draft_length"],
+        "ratio_to_plain": ratio,
+        "auto_ratio_to_plain": here[-1]["ratio_to_plain"]["median"],
+        "recommended": fixed["draft_length"] if ratio > 1 else "plain",
+    }

@@ -1,0 +1,189 @@
+"""The tab Tune without a browser: what it asks of the engine, what it says, and the commands for other engines."""
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fake_sweep import fake_sweep
+from fakes import ENVIRONMENT, FakeEngine
+
+from app.device import Device
+from app.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
+from app.settings import CONTROLS
+from app.tune import PUBLIC_BUDGET, Tune
+from app.tune_results import QUESTIONS, best_settings, details
+from core.prompts import Prompt
+from core.records import Settings
+from core.sweep import finish
+
+HUB = Settings(target="org/target-8B", draft="org/draft-1B")
+
+
+@pytest.fixture
+def tune():
+    return Tune(FakeEngine(pace=0.0), Device())
+
+
+def sweep_document(acceptance=0.8, settings=HUB):
+    plan = ([Prompt("one", "x", "kind")], settings, [1, 2, 4], [0.0, 1.0], 1, lambda: False)
+    return finish(fake_sweep(ENVIRONMENT, acceptance, 0.0, *plan))
+
+
+def controls(**changes):
+    values = Settings().to_dict() | changes
+    return [values[name] for name in CONTROLS]
+
+
+def test_the_api_sweeps_and_ends_with_the_document(tune):
+    *progress, last = tune.sweep([2, 4], [0.0], ["class"], 16)
+    assert progress and all(step["status"] and step["document"] is None for step in progress)
+    document = last["document"]
+    assert [point["draft_length"] for point in document["points"]] == [2, 4, "auto"]
+    assert [prompt["kind"] for prompt in document["prompts"]] == ["class"]
+    assert document["settings"]["max_new_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (([2], [0.0], [], 16, 1), "needs prompts"),
+        (([2], [0.0], ["poems"], 16, 1), "no prompts of the kind 'poems'"),
+        (([2], [0.0], ["class"], 0, 1), "New tokens must be a number between 1"),
+        (([2], [0.0], ["class"], 16, 11), "Repeats must be between 1 and 10"),
+        (([2], [0.0], ["class"], 16, None), "Repeats must be a number"),
+        (([2.5], [0.0], ["class"], 16, 1), "A draft length must be a whole number"),
+        (([2], ["hot"], ["class"], 16, 1), "A temperature must be a number"),
+        ((None, [0.0], ["class"], 16, 1), "A draft length must be a number"),
+    ],
+)
+def test_bad_choices_are_answered_in_a_sentence(tune, plan, sentence):
+    values = dict(zip(CONTROLS, controls()))
+    with pytest.raises(Exception, match=sentence):
+        list(tune._events(*plan, values, lambda: False))
+
+
+def test_strangers_have_a_budget():
+    public = Tune(FakeEngine(pace=0.0), Device(), public=True)
+    values = dict(zip(CONTROLS, controls()))
+    with pytest.raises(Exception, match=f"{PUBLIC_BUDGET:,} of this public page"):
+        list(public._events([1, 2, 3], [0.0, 1.0], ["class", "function"], 512, 10, values, lambda: False))
+
+
+def test_the_forecast_counts_runs_and_follows_the_method(tune):
+    said = tune.forecast([1, 2], [0.0, 1.0], ["class"], 32, 3, *controls(method="ngram"))
+    assert "N-gram: 24 runs of 32 tokens" in said
+    assert "Choose at least one of each" in tune.forecast([], [0.0], ["class"], 32, 1, *controls())
+    assert "New tokens must be a number" in tune.forecast([1], [0.0], ["class"], None, 1, *controls())
+
+
+def test_the_recommended_setting_goes_to_the_sidebar():
+    document = sweep_document()
+    best = document["best"][1]
+    method, length, temperature, tabs = best_settings(document, 1.0)
+    assert (method, length, temperature) == ("draft", best["recommended"], 1.0)
+    assert tabs.selected == "playground"
+
+
+def test_where_speculation_loses_it_says_so_and_offers_plain():
+    document = sweep_document(acceptance=0.06)
+    shown = details(document, 0.0)
+    assert "Plain decoding" in shown[0]
+    assert "Plain decoding is faster here" in shown[0] and "because" in shown[0]
+    assert best_settings(document, 0.0)[0] == "plain"
+
+
+def test_every_chart_has_a_reading():
+    shown = details(sweep_document(), 0.0)
+    readings = shown[1 + len(QUESTIONS) : 1 + 2 * len(QUESTIONS)]
+    assert all(reading.startswith("<p>") and reading.endswith(".</p>") for reading in readings)
+
+
+def test_names_from_settings_stay_text_in_the_page():
+    document = sweep_document(settings=replace(HUB, target="<img src=x onerror=alert(1)>"))
+    assert "<img" not in "".join(value for value in details(document, 0.0) if isinstance(value, str))
+
+
+def words(command):
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_vllm_takes_the_pair_and_the_length_as_json():
+    command = words(vllm(Deployment(HUB, 4, "nf4", "nf4")).command)
+    assert command[:3] == ["vllm", "serve", "org/target-8B"]
+    assert command[command.index("--quantization") + 1] == "bitsandbytes"
+    config = json.loads(command[command.index("--speculative-config") + 1])
+    assert config == {"method": "draft_model", "model": "org/draft-1B", "num_speculative_tokens": 4}
+
+
+def test_vllm_draws_its_drafts_where_ours_are_drawn():
+    warm = replace(HUB, temperature=0.7)
+    assert '"draft_sample_method": "probabilistic"' in vllm(Deployment(warm, 4, "bf16", "bf16")).command
+    other_words = vllm(Deployment(warm, 4, "bf16", "bf16", same_tokens=False)).command
+    assert "use_heterogeneous_vocab" in other_words and "draft_sample_method" not in other_words
+
+
+def test_sglang_verifies_the_draft_and_the_token_before_it():
+    command = words(sglang(Deployment(HUB, 4, "bf16", "bf16")).command)
+    options = dict(pairwise(command))
+    assert options["--speculative-algorithm"] == "STANDALONE"
+    assert options["--speculative-draft-model-path"] == "org/draft-1B"
+    assert (options["--speculative-num-steps"], options["--speculative-num-draft-tokens"]) == ("4", "5")
+    assert not sglang(Deployment(HUB, 4, "bf16", "bf16", same_tokens=False)).command
+
+
+def test_llama_cpp_converts_both_models_first():
+    recipe = llama_cpp(Deployment(HUB, 4, "nf4", "nf4"))
+    *conversions, serve = recipe.command.split("\nllama-server")
+    assert conversions[0].count("convert_hf_to_gguf.py") == conversions[0].count("Q4_K_M") == 2
+    assert "-md draft-q4_k_m.gguf" in serve and "--spec-draft-n-max 4" in serve
+    assert "--draft-max" not in recipe.command  # removed from llama-server
+    mixed = llama_cpp(Deployment(replace(HUB, method="ngram+draft"), 4, "bf16", "bf16")).command
+    assert "--spec-type ngram-simple,draft-simple" in mixed
+
+
+@pytest.mark.parametrize("method", ["early-exit", "tree"])
+def test_what_an_engine_cannot_do_is_said_and_not_invented(method):
+    deployment = Deployment(replace(HUB, method=method), 4, "bf16", exit_layer=2)
+    for recipe in recipes(deployment):
+        assert recipe.notes
+        if not (method == "early-exit" and recipe.engine == "transformers"):
+            assert not recipe.command
+
+
+def test_names_are_quoted_and_folders_are_not_told():
+    hostile = replace(HUB, target="/home/me/a model; rm -rf ~", draft="org/it's")
+    for recipe in recipes(Deployment(hostile, 4, "bf16", "bf16")):
+        assert "/home/me" not in recipe.command
+        if recipe.language == "shell":
+            assert "/path/to/a model; rm -rf ~" in words(recipe.command)
+    assert "in place of /path/to/" in placeholders(Deployment(hostile, 4, "bf16"))
+    assert "assets/pocket" in placeholders(Deployment(Settings(), 4, "nf4"))
+    assert placeholders(Deployment(HUB, 4, "nf4")) is None
+
+
+@pytest.fixture(scope="module")
+def pair_folder(tmp_path_factory):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
+    from tiny_pair import make_pair
+
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("method", ["draft", "ngram", "early-exit"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_transformers_script_runs(pair_folder, monkeypatch, method, temperature):
+    """Each flag is one that transformers knows: the script is run as it is, on a pair in a folder."""
+    target, draft = pair_folder
+    monkeypatch.setattr("app.production._place", lambda name, role: str({"target": target, "draft": draft}[role]))
+    settings = Settings(method=method, temperature=temperature, top_p=0.9, min_p=0.05, max_new_tokens=6)
+    recipe = transformers(Deployment(settings, 3, "fp32", "fp32", exit_layer=1))
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written):
+        exec(compile(recipe.command, "recipe", "exec"), {})
+    assert written.getvalue().startswith("Your prompt")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from app.settings import BUNDLED
+from core.progress import in_bytes
 from core.records import Settings
 
 PRECISIONS: dict[str, str] = {"nf4": "NF4"}
@@ -20,9 +23,22 @@ def facts(environment: dict[str, Any], settings: Settings) -> list[str]:
         device(environment),
         pair_name(environment),
         " + ".join(dict.fromkeys(_precision(model) for model in models)),
-        f"{_bytes(memory)} of weights",
+        f"{in_bytes(memory)} of weights",
         speculation(settings),
     ]
+
+
+def facts_before_loading(environment: dict[str, Any], settings: Settings) -> list[str]:
+    """The same of a pair that is not in memory; `environment` is any of this machine."""
+    names = [name for name in (settings.target or BUNDLED, settings.draft) if name]
+    pair = " + ".join(name.rstrip("/").rsplit("/", 1)[-1] for name in names)
+    return [device(environment), pair, "loads with the next run", speculation(settings)]
+
+
+def notes(environment: dict[str, Any]) -> list[str]:
+    """What is not as it was asked for, such as another precision, with its consequence."""
+    models = [m for m in (environment["target"], environment.get("draft")) if m]
+    return list(dict.fromkeys(note for model in models for note in model.get("notes") or ()))
 
 
 def device(environment: dict[str, Any]) -> str:
@@ -47,10 +63,11 @@ def speculation(settings: Settings) -> str:
     return f"speculation on, draft length {settings.draft_length}"
 
 
-def header_html(found: list[str]) -> str:
+def header_html(found: list[str], remarks: Sequence[str] = ()) -> str:
     """Our own words and model names, escaped: names come from whoever started the app."""
     items = "".join(f"<li>{escape(fact)}</li>" for fact in found)
-    return f'<h1>Speculative Decoding Playground</h1><ul class="facts">{items}</ul>'
+    said = "".join(f'<p class="remark" role="note">{escape(remark)}</p>' for remark in remarks)
+    return f'<h1>Speculative Decoding Playground</h1><ul class="facts">{items}</ul>{said}'
 
 
 def _precision(model: dict[str, Any]) -> str:
@@ -62,10 +79,3 @@ def _count(n: int) -> str:
         if n >= size:
             return f"{n / size:.1f}".removesuffix(".0") + unit
     return str(n)
-
-
-def _bytes(n: int) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= size:
-            return f"{n / size:.1f} {unit}" if n < 10 * size else f"{n / size:.0f} {unit}"
-    return f"{n} bytes"

@@ -14,6 +14,10 @@ LONGEST_DRAFT = 16
 MOST_NEW_TOKENS = 4096
 MOST_LAYERS = 1024
 MAX_SEED = 2**32 - 1
+LONGEST_NAME, LONGEST_SYSTEM = 300, 20_000
+"""Characters of a model's name or revision, and of a system prompt."""
+BUNDLED = "pocket"
+"""The name of the bundled pair, whose settings name no target."""
 CONTROLS = (
     "method",
     "draft_length",
@@ -26,14 +30,25 @@ CONTROLS = (
     "max_new_tokens",
     "seed",
     "precision",
+    "target",
+    "draft",
+    "revision",
+    "draft_precision",
+    "chat",
+    "system",
 )
 """The controls of the sidebar that decide a run, in the order in which functions of the page take them."""
+PAIR_CONTROLS = ("precision", "target", "draft", "revision", "draft_precision")
+"""Those of them that decide which models are loaded."""
 
 
 def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **controls: Any) -> Settings:
-    """`base` (the pair, the device) with the values of the controls; raises UserError for what cannot be."""
+    """`base` (the pair, the device) with the values of the controls; raises UserError for what cannot be.
+
+    Where no target is named the pair is that of `base`.
+    """
     return replace(
-        base,
+        pair_from(base, **controls),
         method=_method(controls["method"]),
         draft_length=_draft_length(controls["draft_length"]),
         tree=_tree(controls["tree"]),
@@ -44,8 +59,56 @@ def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **c
         min_p=_number("Min-p", controls["min_p"], 0, 1),
         max_new_tokens=int(_number("New tokens", controls["max_new_tokens"], 1, most_new_tokens)),
         seed=int(_number("Seed", controls["seed"], 0, MAX_SEED)),
-        precision=_precision(controls["precision"]),
+        chat=_chat(controls.get("chat") or "auto"),
+        system=_text("The system prompt", controls.get("system"), LONGEST_SYSTEM) or None,
     )
+
+
+def pair_from(base: Settings, **controls: Any) -> Settings:
+    """`base` with the models that the controls name, in their precisions."""
+    return replace(
+        base,
+        **_models(base, controls),
+        precision=_precision(controls["precision"]),
+        draft_precision=_precision(controls.get("draft_precision") or "auto"),
+    )
+
+
+def _models(base: Settings, controls: dict[str, Any]) -> dict[str, str | None]:
+    """Target, draft and revision: those of `base`, unless a target, or another draft for it, is named. The name of the
+    bundled pair means its own draft too."""
+    target = _text("The target", controls.get("target"), LONGEST_NAME)
+    draft = _text("The draft", controls.get("draft"), LONGEST_NAME)
+    revision = _text("The revision", controls.get("revision"), LONGEST_NAME)
+    if not target or target == base.target:
+        own_revision = revision or base.revision
+        return {"target": base.target, "draft": draft or (None if target else base.draft), "revision": own_revision}
+    if target == BUNDLED:
+        return {"target": None, "draft": None if draft in ("", BUNDLED) else draft, "revision": None}
+    return {"target": target, "draft": draft or None, "revision": revision or None}
+
+
+def _text(name: str, value: Any, longest: int) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value:
+        raise UserError(f"{name} must be text.")
+    if len(value) > longest:
+        raise UserError(f"{name} is longer than {longest:,} characters; shorten it.")
+    return value.strip()
+
+
+def _chat(value: Any) -> Any:
+    if value not in ("auto", "off"):
+        raise UserError(f"There is no chat mode {value!r}; choose auto or off.")
+    return value
+
+
+def prompt_text(value: Any) -> str:
+    """A prompt as it came from a control or a caller: text, or nothing."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise UserError(f"The prompt must be text, not {type(value).__name__}.")
 
 
 PRECISIONS = ("auto", "nf4", "bf16", "fp16", "fp32")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from app.settings import LONGEST_DRAFT, MOST_NEW_TOKENS, PRECISIONS
 from core.records import Settings
+
+if TYPE_CHECKING:
+    from app.picker import Picker
 
 METHODS = {
     "draft": ("Draft model", "A small model proposes, the target checks."),
@@ -27,40 +30,61 @@ PRECISION_NAMES = {
 
 
 def sidebar(
-    pair: str, settings: Settings, reasons: dict[str, str | None], most: int = MOST_NEW_TOKENS, layers: int = 2
+    picker: Picker,
+    settings: Settings,
+    reasons: dict[str, str | None],
+    most: int = MOST_NEW_TOKENS,
+    layers: int = 2,
+    chat: bool = False,
 ) -> dict[str, Any]:
-    """The controls by name; `reasons` says of each method why this pair cannot use it (None: it can), `layers` how
-    many the target has."""
+    """The controls by name; `reasons` says of each method why the pair cannot use it (None: it can), `layers` how many
+    the target has, `chat` whether it takes a system prompt."""
     with gr.Sidebar(width=288, elem_id="sidebar"):
-        controls: dict[str, Any] = {
-            "pair": gr.Dropdown(
-                [pair],
-                value=pair,
-                label="Pair",
-                info="The target writes the text. The draft, much smaller, guesses what it will write next.",
-                interactive=False,
-                elem_id="pair",
-            ),
-            "precision": gr.Dropdown(
+        controls = picker.build()
+        with gr.Row(elem_classes="pair-of-controls"):
+            controls["precision"] = gr.Dropdown(
                 [(PRECISION_NAMES[p], p) for p in PRECISIONS],
                 value=settings.precision,
                 label="Precision",
                 info="How many bits a weight takes. Fewer bits are read faster from memory; auto takes what suits this "
                 "machine. Changing it loads the models again.",
                 filterable=False,
-            ),
-            "method": _methods(settings.method, reasons),
-        }
-        _refused(reasons)
+                min_width=80,
+            )
+            controls["draft_precision"].render()
+        controls["method"] = _methods(settings.method, reasons)
+        controls["refused"] = _refused(reasons)
         controls |= _shape(settings, controls["method"], layers)
         controls |= _numbers(settings, most)
+        controls |= _chat(settings, chat)
+        controls["unload"] = gr.Button("Unload the models", size="sm", elem_id="unload")
+        controls["unloaded"] = gr.HTML("", elem_id="unloaded", apply_default_css=False, js_on_load=None)
         gr.HTML(_HELP, elem_id="help", apply_default_css=False, js_on_load=None)
     return controls
 
 
-def _methods(chosen: str, reasons: dict[str, str | None]) -> gr.Radio:
+def follow_pair(reasons: dict[str, str | None], method: str, layers: int, chat: bool) -> dict[str, Any]:
+    """What of the controls changes with the pair, as updates by name. A method it can use stays chosen."""
+    order = _usable(reasons)
+    choices = [("\n".join(METHODS[m]), m) for m in order]
+    kept: dict[str, Any] = {} if method in order else {"value": order[0]}
+    refused = _refusals(reasons)
+    return {
+        "method": gr.update(choices=choices, **kept),
+        "refused": gr.update(value=refused, visible=bool(refused)),
+        "exit_layer": gr.update(choices=_exit_layers(layers), info=_exit_info(layers), value="auto"),
+        "chat": gr.update(visible=chat),
+        "system": gr.update(visible=chat) if chat else gr.update(visible=False, value=""),
+    }
+
+
+def _usable(reasons: dict[str, str | None]) -> list[str]:
     usable = [m for m, reason in reasons.items() if reason is None]
-    order = [m for m in METHODS if m in usable]
+    return [m for m in METHODS if m in usable]
+
+
+def _methods(chosen: str, reasons: dict[str, str | None]) -> gr.Radio:
+    order = _usable(reasons)
     return gr.Radio(
         [("\n".join(METHODS[m]), m) for m in order],
         value=chosen if chosen in order else order[0],
@@ -70,12 +94,16 @@ def _methods(chosen: str, reasons: dict[str, str | None]) -> gr.Radio:
     )
 
 
-def _refused(reasons: dict[str, str | None]) -> None:
+def _refused(reasons: dict[str, str | None]) -> gr.Markdown:
     """Methods this pair cannot use, each with the reason."""
+    text = _refusals(reasons)
+    return gr.Markdown(text, elem_id="refused", visible=bool(text))
+
+
+def _refusals(reasons: dict[str, str | None]) -> str:
     refused = {METHODS[m][0]: reason for m, reason in reasons.items() if reason is not None}
-    if refused:
-        lines = "\n".join(f"**{name}**: {reason}  " for name, reason in refused.items())
-        gr.Markdown(f"Not with this pair\n\n{lines}", elem_id="refused")
+    lines = "\n".join(f"**{name}**: {reason}  " for name, reason in refused.items())
+    return f"Not with this pair\n\n{lines}" if refused else ""
 
 
 def _shape(settings: Settings, method: gr.Radio, layers: int) -> dict[str, Any]:
@@ -90,11 +118,10 @@ def _shape(settings: Settings, method: gr.Radio, layers: int) -> dict[str, Any]:
         elem_id="tree",
     )
     exit_layer = gr.Dropdown(
-        [("auto", "auto"), *((str(n), n) for n in range(1, layers))],
+        _exit_layers(layers),
         value=settings.exit_layer or "auto",
         label="Exit layer",
-        info=f"After which of the target's {layers} layers the drafting pass stops. Auto takes the one that promises "
-        "most when measured on a few lines.",
+        info=_exit_info(layers),
         visible=settings.method == "early-exit",
         filterable=False,
         elem_id="exit-layer",
@@ -108,6 +135,42 @@ def _shape(settings: Settings, method: gr.Radio, layers: int) -> dict[str, Any]:
         api_visibility="private",
     )
     return {"tree": tree, "exit_layer": exit_layer}
+
+
+def _exit_layers(layers: int) -> list[tuple[str, str | int]]:
+    return [("auto", "auto"), *((str(n), n) for n in range(1, layers))]
+
+
+def _exit_info(layers: int) -> str:
+    return (
+        f"After which of the target's {layers} layers the drafting pass stops. Auto takes the one that promises most "
+        "when measured on a few lines."
+    )
+
+
+def _chat(settings: Settings, visible: bool) -> dict[str, Any]:
+    """For targets with a chat template."""
+    return {
+        "chat": gr.Dropdown(
+            [("as a chat message", "auto"), ("as text to continue", "off")],
+            value=settings.chat,
+            label="Prompt is taken",
+            info="A chat model answers a message in its own template, thinking switched off where the template offers "
+            "it. As text, the model goes on writing it.",
+            filterable=False,
+            visible=visible,
+            elem_id="chat",
+        ),
+        "system": gr.Textbox(
+            settings.system or "",
+            label="System prompt",
+            info="What the chat model is told before your message. Empty: nothing, or what its template says itself.",
+            visible=visible,
+            lines=2,
+            max_lines=4,
+            elem_id="system",
+        ),
+    }
 
 
 def _numbers(settings: Settings, most: int) -> dict[str, Any]:

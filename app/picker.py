@@ -1,0 +1,233 @@
+"""Which pair: the catalogue's, the one the app was started with, or any other; and a card on it before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.device import Device
+from app.engine import Engine, Offer
+from app.pair_card import card_html, trouble_html, waiting_html
+from app.settings import BUNDLED, PRECISIONS, pair_from
+from app.sidebar import follow_pair
+from app.turns import sentence, with_device
+from core.errors import UserError
+from core.progress import in_bytes
+from core.records import Settings
+
+OTHER = "other…"
+NAMED = ("target", "draft", "revision")
+FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
+"""Controls that depend on the pair."""
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+DRAFT_PRECISIONS = {"auto": "as the target", "nf4": "NF4", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An entry of the list: what it is called, and the models it means ("" for those the app was started with)."""
+
+    label: str
+    target: str = ""
+    draft: str = ""
+    why: str = ""
+    gated: bool = False
+
+
+def choices(started: Settings, offers: list[Offer], public: bool) -> dict[str, Choice]:
+    """The entries by value: the pair of the start first, then the bundled one, the catalogue, and whatever is typed."""
+    found = {"default": Choice(_short(started))}
+    if started.target is not None:
+        found[BUNDLED] = Choice(f"{BUNDLED} (bundled)", BUNDLED, BUNDLED)
+    for offer in offers:
+        found[offer.name] = Choice(_label(offer), offer.target, offer.draft or "", offer.why, offer.gated)
+    return found if public else {**found, OTHER: Choice(OTHER)}
+
+
+def _short(settings: Settings) -> str:
+    if settings.target is None and settings.draft is None:
+        return f"{BUNDLED} (bundled)"
+    names = [name for name in (settings.target or BUNDLED, settings.draft) if name]
+    return " + ".join(name.rstrip("/").rsplit("/", 1)[-1] for name in names)
+
+
+def _label(offer: Offer) -> str:
+    if offer.cached:
+        return f"{offer.name} (here)"
+    meant = "any machine" if not offer.memory_gb else f"{offer.memory_gb} GB"
+    return f"{offer.name} ({meant}{'' if offer.fits else ' GPU'}{', gated' if offer.gated else ''})"
+
+
+def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
+    """Each method with the reason why a pair that was inspected cannot use it; the same as once it is loaded."""
+    likeness = found["likeness"] or {}
+    no_draft = None if found["draft"] else "no draft model is named"
+    if likeness.get("same") is False and not likeness.get("usable", True):
+        no_draft = "its draft has too few tokens in common with the target"
+    other = "a tree needs a draft with the target's own tokens" if likeness.get("same") is False else None
+    return {
+        "plain": None,
+        "draft": no_draft,
+        "ngram": None,
+        "ngram+draft": no_draft,
+        "early-exit": None if found["target"]["layers"] >= 2 else "the target has a single layer",
+        "tree": no_draft or other,
+    }
+
+
+class Picker:
+    """The list, the fields of a pair that is typed, the card, and Unload."""
+
+    def __init__(self, engine: Engine, device: Device, public: bool = False) -> None:
+        self.engine = engine
+        self.device = device
+        self.choices = choices(engine.settings, engine.offers(), public)
+
+    def build(self) -> dict[str, Any]:
+        """Lay it out; the controls by name, "pair" and those of `app.settings.CONTROLS` that it holds."""
+        started = self.engine.settings
+        controls: dict[str, Any] = {
+            "pair": gr.Dropdown(
+                [(choice.label, value) for value, choice in self.choices.items()],
+                value="default",
+                label="Pair",
+                info="The target writes the text. The draft, much smaller, guesses what it will write next. Those on "
+                "this machine come first, then those that fit it.",
+                filterable=False,
+                elem_id="pair",
+            ),
+            "target": gr.Textbox(
+                "",
+                label="Target",
+                info="A Hub id such as Qwen/Qwen3-4B, or a folder with a config and safetensors on this machine.",
+                placeholder="owner/model or folder",
+                visible=False,
+                max_lines=1,
+                elem_id="pair-target",
+            ),
+            "draft": gr.Textbox(
+                "",
+                label="Draft",
+                info="The same, for the small model. Empty: no draft model; n-grams and early exit need none.",
+                placeholder="owner/model, folder, or empty",
+                visible=False,
+                max_lines=1,
+                elem_id="pair-draft",
+            ),
+            "revision": gr.Textbox(
+                "",
+                label="Revision",
+                info="A branch, tag or commit of the target on the Hub. Empty: the newest.",
+                placeholder="main",
+                visible=False,
+                max_lines=1,
+                elem_id="pair-revision",
+            ),
+        }
+        controls["card"] = gr.HTML(waiting_html(""), elem_id="pair-card", apply_default_css=False, js_on_load=None)
+        controls["draft_precision"] = gr.Dropdown(
+            [(DRAFT_PRECISIONS[p], p) for p in PRECISIONS],
+            value=started.draft_precision,
+            label="Draft precision",
+            info="The draft may be in another precision than the target: a small draft is often faster in 16 bits. "
+            "Changing it loads the models again.",
+            filterable=False,
+            render=False,
+        )
+        return controls
+
+    def connect(self, page: gr.Blocks, controls: dict[str, Any]) -> None:
+        """Fill the fields when a pair is chosen; then look at it, without a turn on the device: its card, and the
+        controls that depend on it."""
+        fields = [controls[name] for name in NAMED]
+        controls["pair"].change(self.fill, controls["pair"], fields, queue=False, **QUIET)
+        named = [controls[name] for name in ("pair", "target", "draft")]
+        gr.on(
+            [controls["target"].change, controls["draft"].change],
+            self.recognise,
+            named,
+            [controls["pair"], *fields],
+            queue=False,
+            **QUIET,
+        )
+        controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **QUIET)
+        triggers = [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision"))]
+        triggers += [event for field in fields for event in (field.submit, field.blur)]
+        gr.on(
+            triggers,
+            self.look,
+            [controls[name] for name in ("pair", *NAMED, "precision", "draft_precision", "method")],
+            [controls[name] for name in ("card", *FOLLOWING)],
+            concurrency_limit=None,
+            trigger_mode="always_last",
+            **QUIET,
+        )
+
+    def fill(self, pair: str) -> list[Any]:
+        """The fields of a pair. What was typed before is taken away with the fields."""
+        if pair == OTHER:
+            return [gr.update(visible=True) for _ in NAMED]
+        chosen = self._choice(pair)
+        return [gr.update(value=value, visible=False) for value in (chosen.target, chosen.draft, "")]
+
+    def recognise(self, pair: str, target: str, draft: str) -> list[Any]:
+        """Models that came by another way than the list, as from a link: the entry that means them."""
+        chosen = self._choice(pair)
+        if pair == OTHER or (target, draft) == (chosen.target, chosen.draft):
+            return [gr.skip() for _ in range(1 + len(NAMED))]
+        same = [value for value, each in self.choices.items() if (each.target, each.draft) == (target, draft)]
+        if same or OTHER not in self.choices:
+            return [same[0] if same else pair, *self.fill(same[0] if same else pair)]
+        return [OTHER, *(gr.update(visible=True) for _ in NAMED)]
+
+    def look(
+        self, pair: str, target: str, draft: str, revision: str, precision: str, draft_precision: str, method: str
+    ) -> Iterator[list[Any]]:
+        """The card of a pair: at once that it is being looked at, then what was found and the controls that follow."""
+        unchanged = [gr.skip() for _ in FOLLOWING]
+        try:
+            chosen = self._choice(pair)
+            if pair != OTHER:
+                target, draft, revision = chosen.target, chosen.draft, ""
+            elif not target:
+                words = "Name a target, and a draft for it; this card will tell what they would be like here."
+                yield [waiting_html(words), *unchanged]
+                return
+            named = {"target": target, "draft": draft, "revision": revision}
+            settings = pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
+            yield [waiting_html("Looking at the models' configs…"), *unchanged]
+            found = self.engine.inspect(settings)
+            loaded = self.engine.loaded(settings)
+            reasons = self.engine.methods(loaded) if loaded is not None else reasons_of(found)
+            updates = follow_pair(reasons, method, found["target"]["layers"], bool(found["target"]["chat"]))
+            following = [updates[name] for name in FOLLOWING]
+            yield [card_html(found, chosen.why, chosen.gated), *following]
+            if pair == OTHER:  # "which draft for my target?"
+                yield [card_html(found, drafts=self.engine.drafts(settings)), *following]
+        except Exception as error:
+            yield [trouble_html(sentence(error)), *unchanged]
+
+    def unload(self) -> Iterator[str]:
+        """Free the models in memory once nothing runs; the next run loads what it needs."""
+        freed: list[int] = []
+
+        def free() -> Iterator[Any]:
+            freed.append(self.engine.unload())
+            yield from ()
+
+        for event in with_device(self.device, lambda: False, free):
+            yield _said(event["text"])
+        yield _said(f"Freed {in_bytes(freed[0])} of weights." if freed[0] else "Nothing is loaded.")
+
+    def _choice(self, pair: Any) -> Choice:
+        if pair not in self.choices:
+            raise UserError(f"There is no pair {pair!r} in this list.")
+        return self.choices[pair]
+
+
+def _said(text: str) -> str:
+    return f'<p role="status">{escape(text)}</p>'

@@ -1,0 +1,332 @@
+"""The picker: which pairs it lists, what its fields mean on the server, what its card says, and who may load what."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from fakes import FakeEngine, inspection
+
+from app.background import in_background
+from app.device import Device
+from app.engine import Engine
+from app.header import facts_before_loading, header_html, notes
+from app.pair_card import card_html, facts, trouble_html
+from app.picker import OTHER, Picker, choices, reasons_of
+from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
+from app.turns import guarded, with_pair
+from core.errors import Cancelled, UserError
+from core.records import Settings
+
+BASE = {
+    "method": "draft",
+    "draft_length": "auto",
+    "tree": "auto",
+    "exit_layer": "auto",
+    "temperature": 0,
+    "top_k": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "max_new_tokens": 8,
+    "seed": 0,
+    "precision": "auto",
+}
+STARTED = Settings("own/target", "own/draft", revision="v1")
+
+
+def named(base=STARTED, **controls):
+    found = settings_from(base, **{**BASE, **controls})
+    return found.target, found.draft, found.revision
+
+
+@pytest.mark.parametrize(
+    "controls, expected",
+    [
+        ({}, ("own/target", "own/draft", "v1")),
+        ({"target": "", "draft": "", "revision": ""}, ("own/target", "own/draft", "v1")),
+        ({"target": "pocket", "draft": "pocket"}, (None, None, None)),
+        ({"target": "pocket"}, (None, None, None)),
+        ({"target": " a/b ", "draft": "c/d", "revision": "main"}, ("a/b", "c/d", "main")),
+        ({"target": "a/b"}, ("a/b", None, None)),
+        ({"draft": "c/d"}, ("own/target", "c/d", "v1")),
+        ({"target": "own/target", "draft": "own/draft"}, ("own/target", "own/draft", "v1")),
+    ],
+)
+def test_fields_name_the_pair(controls, expected):
+    assert named(**controls) == expected
+
+
+def test_chat_and_draft_precision_reach_the_settings():
+    found = settings_from(STARTED, **BASE, draft_precision="bf16", chat="off", system="  Be brief. ")
+    assert (found.draft_precision, found.chat, found.system) == ("bf16", "off", "Be brief.")
+    assert settings_from(STARTED, **BASE, system="  ").system is None
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("target", 5), ("target", "a\0b"), ("draft", "x" * 301), ("draft_precision", "int1"), ("chat", "loud")],
+)
+def test_what_cannot_be_is_one_sentence(name, value):
+    with pytest.raises(UserError, match=r"\.$"):
+        settings_from(STARTED, **{**BASE, name: value})
+
+
+def test_every_control_has_a_place_in_the_sidebar_and_the_api():
+    import inspect
+
+    from app.playground import Playground
+
+    assert set(PAIR_CONTROLS) <= set(CONTROLS)
+    taken = [name for name in inspect.signature(Playground.run).parameters if name in CONTROLS]
+    assert tuple(taken) == CONTROLS
+
+
+def test_the_list_begins_with_the_pair_of_the_start():
+    offers = FakeEngine().offers()
+    found = choices(STARTED, offers, public=False)
+    assert list(found) == ["default", "pocket", "small-pair", "large-pair", OTHER]
+    assert found["default"].label == "target + draft"
+    assert found["large-pair"].label == "large-pair (24 GB GPU, gated)"
+    assert list(choices(Settings(), offers, public=True)) == ["default", "small-pair", "large-pair"]
+
+
+def test_the_catalogue_offers_what_is_here_first_then_what_fits(monkeypatch):
+    monkeypatch.setattr(
+        "core.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
+    )
+    offers = Engine(Settings(device="cpu")).offers()
+    assert (offers[0].name, offers[0].cached) == ("qwen3-14b", True)
+    fits = [offer.fits for offer in offers[1:]]
+    assert fits == sorted(fits, reverse=True)
+    assert all(offer.memory_gb == 0 for offer in offers if offer.fits)
+    assert "pocket" not in [offer.name for offer in offers]
+
+
+def test_the_card_escapes_names_and_tells_the_facts():
+    found = inspection(Settings("owner/large"))
+    found["verdict"] = ["<b>bad</b>", "second"]
+    html = card_html(found, why="<i>why</i>", gated=True)
+    assert "<b>bad" not in html
+    assert "<i>why" not in html
+    assert "3 more to know" in html
+    assert "accept its terms" in html
+    assert ("Download", "8.1 GB") in facts(found)
+    assert ("Memory", "20 GB of 12 GB free") in facts(found)
+    assert "<script" not in trouble_html("<script>")
+
+
+def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
+    found = inspection(Settings())
+    assert set(reasons_of(found).values()) == {None}
+    other = reasons_of({**found, "likeness": {"same": False, "usable": True}})
+    assert other["draft"] is None
+    assert "own tokens" in other["tree"]
+    alone = reasons_of({**found, "draft": None, "likeness": None})
+    assert [m for m, reason in alone.items() if reason is None] == ["plain", "ngram", "early-exit"]
+
+
+def test_the_card_of_a_pair_that_is_not_there_is_its_sentence():
+    picker = Picker(FakeEngine(), Device())
+    shown = [values[0] for values in picker.look(OTHER, "owner/missing", "", "", "auto", "auto", "draft")]
+    assert "Looking at" in shown[0]
+    assert "The Hub has no model" in shown[-1]
+    (first,) = [values[0] for values in picker.look(OTHER, "", "", "", "auto", "auto", "draft")]
+    assert "Name a target" in first
+    (unknown,) = [values[0] for values in picker.look("nonsense", "", "", "", "auto", "auto", "draft")]
+    assert "no pair" in unknown
+
+
+def test_drafts_for_a_typed_target_are_named_the_best_first():
+    picker = Picker(FakeEngine(), Device())
+    *_, last = [values[0] for values in picker.look(OTHER, "owner/own", "", "", "auto", "auto", "draft")]
+    assert last.index("owner/tiny, 2.1×") < last.index("owner/&lt;b&gt;small&lt;/b&gt;, 1.4×")
+    *_, listed = [values[0] for values in picker.look("small-pair", "", "", "", "auto", "auto", "draft")]
+    assert "Drafts with its tokens" not in listed
+
+
+def test_models_from_a_link_find_their_entry():
+    picker = Picker(FakeEngine(), Device())
+    assert picker.recognise("default", "owner/small", "owner/tiny")[0] == "small-pair"
+    assert picker.recognise("default", "some/where", "")[0] == OTHER
+    assert Picker(FakeEngine(), Device(), public=True).recognise("default", "some/where", "")[0] == "default"
+
+
+@pytest.mark.parametrize(
+    "asked, allowed",
+    [
+        (Settings(), True),
+        (Settings("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B"), True),
+        (Settings("Qwen/Qwen3-4B", "someone/else"), False),
+        (Settings("someone/else"), False),
+        (Settings("/etc"), False),
+        (Settings("Qwen/Qwen3-4B", revision="main"), False),
+        (STARTED, True),
+        (Settings("own/target", "own/draft", revision="v2"), False),
+    ],
+)
+@pytest.mark.parametrize("way", ["admit", "fetch", "load", "inspect"])
+def test_strangers_get_what_is_offered_by_every_way(monkeypatch, asked, allowed, way):
+    """Whatever page or function asks: nothing is downloaded, loaded or looked at for them."""
+    engine = Engine(STARTED)
+    engine.public = True
+    reached = []
+    pair = SimpleNamespace(target=SimpleNamespace(device=SimpleNamespace(type="cpu"), weight_bytes=int), draft=None)
+    monkeypatch.setattr("core.loading.fetch_pair", lambda *_: reached.append(1))
+    monkeypatch.setattr("core.loading.load_pair", lambda *_: reached.append(1) or pair)
+    report = SimpleNamespace(to_dict=dict)
+    monkeypatch.setattr("core.inspection.inspect_pair", lambda *_, **__: reached.append(1) or report)
+    if allowed:
+        getattr(engine, way)(asked)
+        return
+    with pytest.raises(UserError, match="This page is public"):
+        getattr(engine, way)(asked)
+    assert not reached
+
+
+class Loads:
+    """`core.loading.load_pair` as a test wants it."""
+
+    def __init__(self, monkeypatch, device="cpu"):
+        self.asked, self.going, self.most = [], 0, 0
+        self.device = device
+        self.error = None
+        self.seconds = 0.0
+        monkeypatch.setattr("core.loading.load_pair", self)
+        monkeypatch.setattr("core.loading.fetch_pair", lambda *_: None)
+
+    def __call__(self, settings, progress, stop, make_room):
+        self.asked.append(settings.target)
+        self.going += 1
+        self.most = max(self.most, self.going)
+        progress("Reading it: 1.0 MB of 2.0 MB")
+        time.sleep(self.seconds)
+        self.going -= 1
+        if self.error:
+            raise self.error
+        model = SimpleNamespace(device=SimpleNamespace(type=self.device), weight_bytes=lambda: 1000)
+        return SimpleNamespace(target=model, draft=None, name=settings.target, make_room=make_room)
+
+
+def test_two_loads_at_once_take_turns_and_share_what_is_the_same(monkeypatch):
+    loads = Loads(monkeypatch)
+    loads.seconds = 0.05
+    engine = Engine(Settings())
+    found = []
+    names = ("a/a", "b/b", "a/a")
+    threads = [threading.Thread(target=lambda n=n: found.append(engine.load(Settings(n)))) for n in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loads.most == 1
+    assert sorted(loads.asked) == ["a/a", "b/b"]
+    assert len({id(pair) for pair in found}) == 2
+
+
+@pytest.mark.parametrize("device, kept", [("cpu", ["b/b", "c/c"]), ("cuda", ["c/c"])])
+def test_pairs_nobody_used_for_longest_are_let_go(monkeypatch, device, kept):
+    Loads(monkeypatch, device)
+    engine = Engine(Settings())
+    for name in ("a/a", "b/b", "c/c"):
+        engine.load(Settings(name))
+    assert [name for name in ("a/a", "b/b", "c/c") if engine.is_loaded(Settings(name))] == kept
+    assert engine.unload() == 1000 * len(kept)
+    assert engine.held_bytes() == 0
+
+
+def test_a_load_makes_room_only_where_memory_is_short_and_only_as_much(monkeypatch):
+    Loads(monkeypatch)
+    engine = Engine(Settings())
+    first, second = engine.load(Settings("a/a")), engine.load(Settings("b/b"))
+    first.make_room(500)
+    assert not engine.is_loaded(Settings("a/a"))
+    assert engine.is_loaded(Settings("b/b"))
+    second.make_room(10**6)
+    assert not engine.is_loaded(Settings("b/b"))
+
+
+def test_a_failed_load_leaves_the_good_one(monkeypatch):
+    loads = Loads(monkeypatch)
+    engine = Engine(Settings())
+    good = engine.load(Settings("a/a"))
+    loads.error = UserError("It cannot be read.")
+    with pytest.raises(UserError):
+        engine.load(Settings("b/b"))
+    assert engine.load(Settings("a/a")) is good
+    assert not engine.is_loaded(Settings("b/b"))
+
+
+def test_progress_of_a_load_is_shown_before_the_work(monkeypatch):
+    loads = Loads(monkeypatch)
+    loads.seconds = 0.5
+    events = list(
+        guarded(with_pair(Device(), Engine(Settings()), Settings("a/a"), lambda: False, lambda pair: iter([])))
+    )
+    texts = [event["text"] for event in events if event["e"] == "status"]
+    assert texts[-1] == "Reading it: 1.0 MB of 2.0 MB"
+    assert events[-1] == {"e": "done"}
+
+
+def test_a_load_that_began_is_finished_and_freed_when_it_is_stopped(monkeypatch):
+    loads = Loads(monkeypatch)
+    loads.seconds = 0.6
+    engine, device, worked = Engine(Settings()), Device(), []
+    stopped = time.monotonic() + 0.3
+    settings = Settings("a/a")
+    pressed = lambda: time.monotonic() > stopped  # noqa: E731
+    events = list(guarded(with_pair(device, engine, settings, pressed, lambda pair: worked.append(pair) or iter([]))))
+    assert events[-2]["text"] == "Stopped; the models that had just been loaded are freed."
+    assert any(event.get("text", "").startswith("Stopping") for event in events)
+    assert not worked
+    assert not engine.is_loaded(settings)
+    assert loads.going == 0
+
+
+def test_a_download_is_left_at_once_and_holds_nobody_up(monkeypatch):
+    """Others use the device meanwhile; Stop does not wait for a network that is silent."""
+    Loads(monkeypatch)
+    over = threading.Event()
+
+    def silent_network(settings, progress, stop):
+        progress("Downloading a/a: 1.0 GB of 9.0 GB")
+        over.wait(5)
+
+    monkeypatch.setattr("core.loading.fetch_pair", silent_network)
+    device, pressed = Device(), []
+    events = guarded(
+        with_pair(device, Engine(Settings()), Settings("a/a"), lambda: bool(pressed), lambda pair: iter([]))
+    )
+    texts = []
+    for event in events:
+        texts.append(event.get("text"))
+        if "1.0 GB of 9.0 GB" in (event.get("text") or "") and not pressed:
+            with device.turn() as turn:
+                assert turn.wait(0.1)
+            pressed.append(time.monotonic())
+    assert time.monotonic() - pressed[0] < 1.0
+    assert texts[-2].startswith("Stopped while downloading; what has come is kept")
+    over.set()
+
+
+def test_a_job_is_told_when_its_reader_goes_away():
+    seen = threading.Event()
+
+    def job(tell, halt):
+        while not halt():
+            time.sleep(0.01)
+        seen.set()
+        raise Cancelled
+
+    events = in_background(job, lambda: False, "Going…")
+    next(events)
+    events.close()
+    assert seen.is_set()
+
+
+def test_the_header_of_a_pair_that_is_not_loaded_and_remarks_on_one_that_is():
+    environment = {"device": "cpu", "device_name": "2 CPU cores"}
+    found = facts_before_loading(environment, Settings("owner/<b>x</b>", "owner/y", draft_length=4))
+    assert found[2] == "loads with the next run"
+    assert "<b>" not in header_html(found, ["<b>"])
+    models = {"target": {"notes": ["bf16 instead"]}, "draft": {"notes": ["bf16 instead"]}}
+    assert notes(models) == ["bf16 instead"]

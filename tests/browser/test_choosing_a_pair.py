@@ -1,0 +1,91 @@
+"""Choosing a pair as a person does: the list, the card before anything is loaded, other models, and Unload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from driving import run_to_end, status
+
+CARD = "#pair-card .pair-card"
+
+
+@pytest.fixture
+def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
+    page = visit(scripted[1])
+    page.wait_for_selector(f"{CARD}[data-level=good]")
+    return page
+
+
+def choose(page: Any, name: str) -> None:
+    page.locator("#pair input").click()
+    page.get_by_role("option").filter(has_text=name).click()
+
+
+def test_the_card_tells_of_a_pair_before_it_is_loaded(page: Any) -> None:
+    assert "It fits." in page.inner_text(CARD)
+    choose(page, "large-pair")
+    page.wait_for_selector(f"{CARD}[data-level=bad]")
+    words = page.inner_text(CARD)
+    assert "It does not fit." in words
+    assert "8.1 GB" in words
+    assert "20 GB of 12 GB free" in words
+    page.click(f"{CARD} summary")
+    assert "accept its terms" in page.inner_text(CARD)
+    assert "Large and gated." in page.inner_text(CARD)
+
+
+def test_a_chosen_pair_is_the_one_that_runs(page: Any) -> None:
+    choose(page, "small-pair")
+    page.wait_for_function("document.querySelector('.pair-card').innerText.includes('more to know')")
+    page.wait_for_timeout(300)
+    run_to_end(page)
+    settings = page.evaluate("document.querySelector('.race').race.documents.speculative.settings")
+    assert (settings["target"], settings["draft"]) == ("owner/small", "owner/tiny")
+
+
+def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:
+    assert page.locator("#pair-target").count() == 0
+    choose(page, "other…")
+    field = page.locator("#pair-target textarea, #pair-target input")
+    field.fill("owner/missing")
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.querySelector('.pair-card').innerText.includes('has no model')")
+    field.fill("<img src=x onerror=alert(1)>")
+    page.keyboard.press("Tab")
+    page.wait_for_selector(f"{CARD}[data-level=good]")
+    run_to_end(page)
+    assert status(page).startswith("Identical")
+    choose(page, "pocket")
+    page.wait_for_selector("#pair-target", state="detached")
+
+
+def test_methods_the_pair_cannot_use_are_named_with_the_reason(page: Any) -> None:
+    """The scripted target was not trained for early exit."""
+    assert page.locator('#method input[value="early-exit"]').count() == 0
+    assert "was not trained for it" in page.inner_text("#refused")
+
+
+def test_unload_says_what_it_freed(page: Any) -> None:
+    page.locator("#unload").scroll_into_view_if_needed()
+    page.click("#unload")
+    page.wait_for_function("document.querySelector('#unloaded').innerText.includes('Freed 33 MB of weights')")
+
+
+def test_the_strip_of_help_covers_what_scrolls_below_it(page: Any) -> None:
+    """What lies under it is not seen through it."""
+    page.set_viewport_size({"width": 1440, "height": 700})
+    strip = page.locator("#help").bounding_box()
+    top = page.evaluate(
+        "([x, y]) => document.elementFromPoint(x, y).closest('#help') !== null",
+        [strip["x"] + 60, strip["y"] + strip["height"] - 20],
+    )
+    assert top
+
+
+def test_the_picker_works_by_keyboard(page: Any) -> None:
+    page.focus("#pair input")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelector('#pair input').value !== 'pocket (bundled)'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 
@@ -17,9 +17,11 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", default="auto", choices=["auto", "nf4", "bf16", "fp16", "fp32"])
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (this machine only by default)")
     parser.add_argument("--port", help="also GRADIO_SERVER_PORT; by default the first free one from 7860")
-    parser.add_argument("--share", action="store_true", help="open a temporary public address")
+    parser.add_argument("--share", action="store_true", help="open a temporary public address; --public without --auth")
     parser.add_argument("--auth", metavar="USER:PASSWORD", help="ask visitors for a name and a password")
-    parser.add_argument("--public", action="store_true", help="limits for strangers: shorter runs")
+    parser.add_argument(
+        "--public", action="store_true", help="limits for strangers: the catalogue's pairs, shorter runs"
+    )
     parser.add_argument("--mcp", action="store_true", help="offer the page's functions as MCP tools")
     chosen = parser.parse_args(words)
     try:
@@ -27,11 +29,21 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         chosen.auth = _auth(chosen.auth)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
+    chosen.public = chosen.public or (chosen.share and chosen.auth is None)  # an address of that kind is anyone's
+    chosen.public = chosen.public or bool(os.environ.get("SPACE_ID"))  # so is a Space's
     if chosen.draft and not chosen.target:
         parser.exit(2, "--draft needs --target: the bundled draft belongs to the bundled target.\n")
     if chosen.mcp and find_spec("mcp") is None:
         parser.exit(2, "--mcp needs one more package: pip install 'gradio[mcp]'\n")
     return chosen
+
+
+def unmet(chosen: argparse.Namespace, shared: str | None, mcp_error: str | None) -> Iterator[str]:
+    """What was asked for and could not be had, although the page itself serves."""
+    if chosen.share and not shared:
+        yield "No public address: Gradio's share service cannot be reached. The page serves this machine as usual."
+    if chosen.mcp and mcp_error:
+        yield f"No MCP tools: {mcp_error.splitlines()[0]}. Reinstall what they need: pip install 'gradio[mcp]'"
 
 
 def _port(host: str, text: str | None) -> int | None:

@@ -2,83 +2,161 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
+from app.api import offer_generate
+from app.compare import Compare
 from app.device import Device
 from app.engine import Engine
-from app.header import facts, header_html, pair_name
+from app.explain import Explain
+from app.header import facts, facts_before_loading, header_html, notes
+from app.history import History
+from app.links import Check
+from app.picker import Picker
 from app.playground import Playground
+from app.race import queued_race
+from app.settings import PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar import sidebar
+from app.take_away import TakeAway
 from app.theme import theme
+from app.token_stream import STYLES as RACE_STYLES
 from app.token_stream import asset
+from app.tune import Tune
+from app.turns import Event
 from app.visit import Visit
+from core.errors import UserError
+from core.records import Run, Settings
 
 PUBLIC_TOKENS = 512
 """The longest run a stranger may ask for."""
+PUBLIC_QUEUE = 8
+"""How many runs may wait where strangers are let in."""
+LONGEST_VISIT = 12 * 3600
+"""Seconds after which a visitor's runs are let go, if the tab was not closed before."""
+MOST_SESSIONS = 1000
+"""Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
+STYLES = (
+    "page.css",
+    *RACE_STYLES,
+    "charts.css",
+    "compare.css",
+    "explain_figures.css",
+    "explain.css",
+    "history.css",
+    "tune.css",
+    "picker.css",
+)
 
 
-def build(engine: Engine, public: bool = False) -> gr.Blocks:
+def build(engine: Engine, public: bool = False, device: Device | None = None) -> gr.Blocks:
     """The whole page over a loaded pair."""
     pair = engine.load(engine.settings)
     methods = engine.methods(pair)
     if methods.get(engine.settings.method) is not None:  # a pair without a draft starts with what it can do
         engine.settings.method = next(method for method in ("ngram", "plain") if methods.get(method, "") is None)
     environment = engine.environment(pair)
-    device = Device()
+    device = device or Device()
+    device.longest = PUBLIC_QUEUE if public else device.longest
+    engine.public = public
+    picker = Picker(engine, device, public)
     playground = Playground(engine, device, **({"most_new_tokens": PUBLIC_TOKENS} if public else {}))
+    comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
+    tune = Tune(engine, device, playground.most_new_tokens, public)
     with gr.Blocks(title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False) as page:
         header = gr.HTML(_header(environment, engine), elem_id="header", apply_default_css=False, js_on_load=None)
         controls = sidebar(
-            pair_name(environment),
+            picker,
             engine.settings,
             methods,
             most=playground.most_new_tokens,
             layers=environment["target"]["layers"],
         )
-        visit = gr.State(Visit())
-        with gr.Tabs(elem_id="tabs"), gr.Tab("Playground", id="playground"):
-            playground.build(controls, visit)
-        _keep_header_true(engine, header, controls)
+        visit = gr.State(Visit(), time_to_live=LONGEST_VISIT)
+        admitted = partial(_admitted, engine, playground.most_new_tokens)
+        take_away = TakeAway(admitted)
+        take_away.build()
+        with gr.Tabs(elem_id="tabs") as tabs:
+            with gr.Tab("Playground", id="playground"):
+                prompt, race = playground.build(controls, visit)
+            with gr.Tab("Compare", id="compare"):
+                comparison.build(controls, visit)
+            with gr.Tab("Tune", id="tune"):
+                tune.build(controls, tabs)
+            with gr.Tab("Explain", id="explain") as tab:
+                Explain(engine, device, public).build(visit, tab)
+            with gr.Tab("History", id="history") as tab:
+                History().build(visit, race, tabs, tab)
+        # Gradio lets a state go with its tab once it was set; one that was only changed would stay for ever.
+        page.load(lambda visit: visit, visit, visit, queue=False, show_progress="hidden", api_visibility="private")
+        take_away.connect(page, prompt, controls, visit)
+        offer_generate(partial(_race, engine, device, admitted), controls)
+        picker.connect(page, controls)
+        _keep_header_true(engine, environment, header, controls, playground)
     return page
 
 
+def _admitted(engine: Engine, most_new_tokens: int, **controls: Any) -> Settings:
+    """The settings that values of the controls make, where this page may run them."""
+    settings = settings_from(engine.settings, most_new_tokens=most_new_tokens, **controls)
+    engine.admit(settings)
+    return settings
+
+
+def _race(
+    engine: Engine, device: Device, admitted: Check, prompt: str, controls: dict[str, Any], runs: list[Run]
+) -> Iterator[Event]:
+    """The events of a race that no page shows."""
+    yield from queued_race(device, engine, prompt_text(prompt), admitted(**controls), lambda: False, runs)
+
+
 def _header(environment: dict[str, Any], engine: Engine, **changes: Any) -> str:
-    return header_html(facts(environment, replace(engine.settings, **changes)))
+    return header_html(facts(environment, replace(engine.settings, **changes)), notes(environment))
 
 
-def _keep_header_true(engine: Engine, header: gr.HTML, controls: dict[str, Any]) -> None:
-    """The header follows the controls it speaks of."""
+def _keep_header_true(
+    engine: Engine, started: dict[str, Any], header: gr.HTML, controls: dict[str, Any], playground: Playground
+) -> None:
+    """The header follows the controls it speaks of, and what is in memory; `started` is any environment here."""
 
-    def describe(method: str, draft_length: str | int, precision: str) -> str:
-        settings = replace(engine.settings, precision=precision)
-        loaded = engine.load(settings if engine.is_loaded(settings) else engine.settings)
-        return _header(engine.environment(loaded), engine, method=method, draft_length=draft_length)
+    def describe(method: str, draft_length: str | int, **named: Any) -> str:
+        try:
+            settings = replace(pair_from(engine.settings, **named), method=method, draft_length=draft_length)
+        except UserError:  # the run will say it
+            settings = replace(engine.settings, method=method, draft_length=draft_length)
+        if (pair := engine.loaded(settings)) is None:
+            return header_html(facts_before_loading(started, settings))
+        environment = engine.environment(pair)
+        return header_html(facts(environment, settings), notes(environment))
 
-    names = ("method", "draft_length", "precision")
-    inputs = [controls[name] for name in names]
-    gr.on(
-        [control.change for control in inputs],
-        describe,
-        inputs,
-        header,
-        show_progress="hidden",
-        queue=False,
-        api_visibility="private",
-    )
+    names = ("method", "draft_length", *PAIR_CONTROLS)
+    options: dict[str, Any] = {
+        "fn": lambda *values: describe(**dict(zip(names, values))),
+        "inputs": [controls[name] for name in names],
+        "outputs": header,
+        "show_progress": "hidden",
+        "queue": False,
+        "api_visibility": "private",
+    }
+    gr.on([controls[name].change for name in names], **options)
+    playground.finished.then(**options)
+    controls["unloaded"].change(**options)
 
 
 def launch_options() -> dict[str, Any]:
     """What of the page goes to `launch()`: theme, style, page-wide script, and no way out to other hosts."""
     return {
         "theme": theme(),
-        "css": asset("page.css") + asset("token_stream.css"),
+        "css": "".join(asset(name) for name in STYLES),
         "js": f"() => {{ {asset('page.js')} }}",
         "footer_links": ["api"],
         "run_history": False,
         "ssr_mode": False,
         "allowed_paths": [],
         "max_file_size": "20mb",
+        "state_session_capacity": MOST_SESSIONS,
     }

@@ -11,7 +11,7 @@ import gradio as gr
 from app.device import Device
 from app.engine import Engine
 from app.race import queued_race
-from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
+from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text, settings_from
 from app.stops import Stops
 from app.token_stream import stream, token_stream
 from app.turns import Event, guarded
@@ -54,10 +54,19 @@ class Playground:
         max_new_tokens: int = 128,
         seed: int = 0,
         precision: str = "auto",
+        target: str = "",
+        draft: str = "",
+        revision: str = "",
+        draft_precision: str = "auto",
+        chat: str = "auto",
+        system: str = "",
         visit: Visit | None = None,
         request: gr.Request | None = None,
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """Race speculative against plain decoding of the same target.
+
+        `target` and `draft` are Hub ids or folders of the server; without a target, the pair the app was started with;
+        "pocket" is the bundled one.
 
         Streams the race as JSON lines, one event per line: a head {"e": "begin", "id", "from"}, where `from` is the
         number of the next line in the whole stream, then the newest lines. The last value comes with the race's run
@@ -75,27 +84,33 @@ class Playground:
             "max_new_tokens": max_new_tokens,
             "seed": seed,
             "precision": precision,
+            "target": target,
+            "draft": draft,
+            "revision": revision,
+            "draft_precision": draft_precision,
+            "chat": chat,
+            "system": system,
         }
         runs: list[Run] = []
         with self.stops.watch(_session(request)) as stop:
             value = ""
             for value in stream(guarded(self._events(prompt, controls, stop.is_set, runs))):
                 yield value, None
-            if runs and visit is not None:
-                visit.add("race", runs)
+            if visit is not None and any(run.rounds for run in runs):
+                visit.shown = visit.add("race", runs).number
             if runs:
                 yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}
 
     def _events(self, prompt: str, controls: dict[str, Any], stop: Any, runs: list[Run]) -> Iterator[Event]:
         settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
-        yield from queued_race(self.device, self.engine, prompt or "", settings, stop, runs)
+        yield from queued_race(self.device, self.engine, prompt_text(prompt), settings, stop, runs)
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's runs; what was written so far is kept."""
         self.stops.stop(_session(request))
 
-    def build(self, controls: dict[str, Any], visit: gr.State) -> None:
-        """Lay out the tab and wire its buttons to the controls of the sidebar."""
+    def build(self, controls: dict[str, Any], visit: gr.State) -> tuple[gr.Textbox, gr.HTML]:
+        """Lay out the tab and wire its buttons to the controls of the sidebar; its prompt and its race."""
         prompts = starting_prompts()
         with gr.Row(elem_id="prompt-row"):
             prompt = gr.Textbox(
@@ -113,7 +128,7 @@ class Playground:
         self._chips(prompts, prompt)
         race = token_stream(elem_id="race", label="Events")
         document = gr.JSON(label="Documents", visible=False)
-        gr.on(
+        self.finished = gr.on(
             [run.click],
             self.run,
             [prompt, *(controls[name] for name in CONTROLS), visit],
@@ -122,8 +137,10 @@ class Playground:
             show_progress="hidden",
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",  # "once" would swallow a press that comes while the last value is on its way
-        ).then(None, js="() => { document.dispatchEvent(new Event('race-over')); }")
+        )
+        self.finished.then(None, js="() => { document.dispatchEvent(new Event('race-over')); }")
         stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")
+        return prompt, race
 
     @staticmethod
     def _chips(prompts: list[Prompt], prompt: gr.Textbox) -> None:

@@ -1,4 +1,4 @@
-/* Page-wide habits: Run in focus when the page opens, the help strip of the sidebar, the sidebar
+/* Page-wide habits: Run in focus when the page opens, its keys and those of Stop, the help strip of the sidebar, the sidebar
    shut on a phone. */
 
 const HELP_AT_REST = "Point at a control to read what it does.";
@@ -10,7 +10,7 @@ function whenThere(selector, use) {
   else setTimeout(() => whenThere(selector, use), 50);
 }
 
-/** What a control means, in the strip at the foot of the sidebar: nothing moves while the pointer wanders. */
+/** What a control of the page means, in the strip at the foot of the sidebar: nothing moves while the pointer wanders. */
 function connectHelp(sidebar) {
   const strip = () => sidebar.querySelector(".help p");
   const explain = (event) => {
@@ -19,10 +19,22 @@ function connectHelp(sidebar) {
     const place = strip();
     if (place) place.textContent = info?.textContent.trim() || HELP_AT_REST;
   };
-  sidebar.addEventListener("pointerover", explain);
-  sidebar.addEventListener("focusin", explain);
+  for (const place of [sidebar, document.querySelector("#tabs")]) {
+    place?.addEventListener("pointerover", explain);
+    place?.addEventListener("focusin", explain);
+  }
 }
 
+/** The keys of a button, on it for those who see it and as a shortcut for those who hear it. */
+function showKeys(button, shown, keys, title) {
+  button.dataset.keys = shown;
+  button.title = title;
+  button.setAttribute("aria-keyshortcuts", keys);
+}
+
+const apple = /Mac|iPhone|iPad/.test(navigator.platform);
+whenThere("#run", (run) => showKeys(run, apple ? "\u2318\u23ce" : "Ctrl \u23ce", "Control+Enter Meta+Enter", "Race both lanes on this prompt"));
+whenThere("#stop", (stop) => showKeys(stop, "Esc", "Escape", "Stop your runs; what is written so far stays"));
 whenThere("#run", (run) => (run.querySelector("button") ?? run).focus({ preventScroll: true }));
 whenThere("#sidebar", (sidebar) => {
   connectHelp(sidebar);

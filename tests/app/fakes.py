@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from app.engine import Engine
+from fake_sweep import fake_sweep
+
+from app.engine import Engine, Offer
 from core.errors import UserError
+from core.lossless import Cell, GreedyCheck, LawCheck, Progress
+from core.metrics import Divergence
 from core.records import Candidate, Round, Run, Settings, Token
 
 CODE = (
@@ -18,6 +22,37 @@ CODE = (
     "len(items) // 2\n    left = merge_sort(items[:middle])\n    right = merge_sort(items[middle:])\n    return "
     "merge(left, right)\n\n\n"
 )
+COSTS = {"1": 0.0078, "2": 0.0080, "4": 0.0085, "6": 0.0091, "9": 0.0102, "16": 0.0130}
+SHAPE = {
+    "dtype": "bfloat16",
+    "runner": "lean",
+    "attention": "sdpa",
+    "position_table": False,
+    "head_size": 64,
+    "vocabulary": 4096,
+    "longest": 2048,
+    **dict.fromkeys(("window", "sliding_layers", "experts", "active_experts", "expert_bytes"), 0),
+}
+
+
+def geometry(width: int, layers: int, heads: int, inner: int, read: int) -> dict[str, Any]:
+    """A Llama of these sizes, as `core.geometry` describes it."""
+    named = {"q_proj": 64 * heads, "k_proj": 128, "v_proj": 128, "o_proj": width}
+    inside = [{"name": n, "place": "out" if n == "o_proj" else "in", "out": out} for n, out in named.items()]
+    mlp = {"gate_proj": inner, "up_proj": inner, "down_proj": width}
+    return {
+        **SHAPE,
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": 2,
+        "projections": inside + [{"name": n, "place": "mlp", "out": out} for n, out in mlp.items()],
+        "read_bytes": read,
+        "head_bytes": 2 * width * 4096,
+        "cached_bytes": 512 * layers,
+    }
+
+
 ENVIRONMENT = {
     "device": "cpu",
     "device_name": "2 CPU cores",
@@ -28,9 +63,41 @@ ENVIRONMENT = {
         "layers": 16,
         "parameters": 27_000_000,
         "weight_bytes": 26_400_000,
+        "vocab_size": 4096,
+        "context_length": 2048,
+        "costs": COSTS,
+        "geometry": geometry(384, 16, 6, 1024, 26_400_000),
     },
-    "draft": {"name": "pocket-draft", "precision": "fp32", "parameters": 1_700_000, "weight_bytes": 6_800_000},
+    "draft": {
+        "name": "pocket-draft",
+        "precision": "fp32",
+        "parameters": 1_700_000,
+        "weight_bytes": 6_800_000,
+        "vocab_size": 4096,
+        "context_length": 2048,
+        "costs": {n: seconds / 9 for n, seconds in COSTS.items()},
+        "geometry": geometry(256, 1, 4, 768, 6_800_000),
+    },
 }
+
+
+def inspection(settings: Settings) -> dict[str, Any]:
+    """What `core.inspection` finds of a pair, made up: the larger it is by name, the less it fits."""
+    large = "large" in (settings.target or "")
+    model = {"name": settings.target or "pocket", "layers": 16, "chat": False, "download_bytes": 8_100_000_000 * large}
+    forecasts = [{"acceptance": a, "draft_length": 5, "speedup": s} for a, s in ((0.6, 1.6), (0.7, 2.0), (0.8, 2.6))]
+    return {
+        "target": model,
+        "draft": {"name": "draft", "layers": 2, "chat": False, "download_bytes": 0},
+        "memory": {"needed": 20_000_000_000 if large else 41_000_000, "free": 12_000_000_000, "fits": "yes"},
+        "likeness": {"same": True, "sentence": "They share every token."},
+        "bytes_ratio": 0.07,
+        "predictions": [{"basis": "bytes", "cost_ratio": 0.07, "forecasts": forecasts}],
+        "level": "bad" if large else "good",
+        "verdict": ["It does not fit.", "They share every token."]
+        if large
+        else ["It fits.", "They share every token."],
+    }
 
 
 def pieces(text: str) -> list[str]:
@@ -49,6 +116,11 @@ class FakeLane:
     run: Run
     rounds: Iterator[Round]
     seconds: float = 0.0
+
+    def step(self) -> Round | None:
+        round_ = next(self.rounds, None)
+        self.seconds = self.run.engine_seconds
+        return round_
 
     def close(self) -> None:
         self.run.stop_reason = self.run.stop_reason or "cancelled"
@@ -69,19 +141,63 @@ class FakeEngine(Engine):
     def is_loaded(self, settings: Settings) -> bool:
         return True
 
+    def loaded(self, settings: Settings) -> Any:
+        return self.load(settings)
+
+    def unload(self) -> int:
+        return 33_000_000
+
+    def offers(self) -> list[Offer]:
+        return [
+            Offer("small-pair", "owner/small", "owner/tiny", 0, False, "Small, and here already.", True, True),
+            Offer("large-pair", "owner/large", "owner/small", 24, True, "Large and gated.", False, False),
+        ]
+
+    def drafts(self, settings: Settings) -> list[tuple[str, float]]:
+        return [("owner/tiny", 2.1), ("owner/<b>small</b>", 1.4)]
+
+    def inspect(self, settings: Settings) -> dict[str, Any]:
+        if settings.target == "owner/missing":
+            raise UserError("The Hub has no model 'owner/missing' that you may see; check the spelling.")
+        return inspection(settings)
+
     def methods(self, pair: Any) -> dict[str, str | None]:
         return {"draft": None, "ngram": None, "early-exit": "the target was not trained for it", "plain": None}
 
     def environment(self, pair: Any) -> dict[str, Any]:
         return ENVIRONMENT
 
-    def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Callable[[], bool]) -> Any:
+    def check_law(
+        self, pair: Any, run: Any, prompt: str, settings: Settings, n: int, stop: Callable[[], bool], broken: bool
+    ) -> Iterator[Any]:
+        done = 0
+        while done < n and not stop():
+            time.sleep(0.02 * self.pace)
+            done = min(n, done + 100)
+            yield Progress(done, n)
+        half, p = done / 2, 1e-9 if broken else 0.43
+        cells = [Cell((1, 2), half, int(half) + 3), Cell((), half, done - int(half) - 3)]
+        yield LawCheck(done, 40, cells, 0.6, 1, p, 0, 2 * done, done // 3)
+
+    def check_greedy(
+        self, pair: Any, prompts: Sequence[str], settings: Settings, stop: Callable[[], bool]
+    ) -> Iterator[Any]:
+        yield Progress(len(prompts), len(prompts))
+        yield GreedyCheck(len(prompts), len(prompts) - 1, 500, [(1, Divergence(7, " a", " b", 0.01))])
+
+    def token_texts(self, pair: Any, ids: Sequence[int]) -> list[str]:
+        return [self._text(token) for token in ids]
+
+    def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Callable[[], bool], tops: int = 3) -> Any:
         if not prompt.strip():
             raise UserError("The prompt is empty; write something to continue.")
         if "explode" in prompt:
             raise RuntimeError("a fault of ours")
         run = Run(settings, ENVIRONMENT, prompt, [1, 2, 3])
         return FakeLane(run, self._rounds(run, stop))
+
+    def sweep(self, pair: Any, *plan: Any) -> Any:
+        return fake_sweep(ENVIRONMENT, self.acceptance, self.pace, *plan)
 
     def _rounds(self, run: Run, stop: Callable[[], bool]) -> Iterator[Round]:
         chance = random.Random(run.settings.seed)
@@ -133,11 +249,10 @@ class FakeEngine(Engine):
         try:
             while going:
                 index = min(going, key=lambda i: (lanes[i].seconds, i))
-                round_ = next(lanes[index].rounds, None)
+                round_ = lanes[index].step()
                 if round_ is None:
                     going.remove(index)
                 else:
-                    lanes[index].seconds = lanes[index].run.engine_seconds
                     yield index, round_
         finally:
             for lane in lanes:

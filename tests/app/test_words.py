@@ -5,10 +5,12 @@ from pathlib import Path
 
 import gradio as gr
 import pytest
-from fakes import ENVIRONMENT
+from fakes import ENVIRONMENT, FakeEngine
 
 from app.arguments import read_arguments
+from app.device import Device
 from app.header import facts, header_html
+from app.picker import Picker
 from app.playground import FALLBACK, starting_prompts
 from app.sidebar import METHODS, sidebar
 from core.records import METHODS as ALL_METHODS
@@ -77,7 +79,8 @@ def test_arguments_are_read() -> None:
 def test_every_method_has_a_sentence_and_the_unusable_ones_a_reason() -> None:
     assert set(METHODS) == set(ALL_METHODS)
     with gr.Blocks() as page:
-        controls = sidebar("pocket", Settings(), {"draft": "no draft model", "ngram": None, "plain": None})
+        picker = Picker(FakeEngine(), Device())
+        controls = sidebar(picker, Settings(), {"draft": "no draft model", "ngram": None, "plain": None})
     method = controls["method"]
     assert [value for _, value in method.choices] == ["ngram", "plain"]
     assert method.value == "ngram"

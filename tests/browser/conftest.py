@@ -27,6 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.xdist_group("browser"))  # one browser and one app at a time
 
 
 def unavailable(reason: str) -> Any:
@@ -118,5 +119,34 @@ def visit(chromium: Any) -> Iterator[Any]:
     assert not trouble
 
 
+@pytest.fixture
+def from_disk(chromium: Any, tmp_path: Path) -> Iterator[Any]:
+    """Open the replay page of a race as a file; it may ask for nothing, and break no rule of its own policy."""
+    from app.replay import replay_page
+
+    contexts, trouble = [], []
+
+    def open_(document: dict[str, Any], **options: Any) -> Any:
+        path = tmp_path / f"{len(contexts)}.html"
+        path.write_text(replay_page(document), encoding="utf-8")
+        context = chromium.new_context(**{"viewport": {"width": 1152, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("request", lambda request: request.url == path.as_uri() or trouble.append(request.url))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and trouble.append(message.text))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.goto(path.as_uri())
+        assert page.get_attribute(".race", "data-state") == "idle"
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not trouble
+
+
 def _own(url: str, address: str) -> bool:
-    return url.startswith((address, "data:", "blob:"))
+    home = "/".join(address.split("/", 3)[:3])  # an address may say more than where the page is
+    return url.startswith((home, "data:", "blob:"))

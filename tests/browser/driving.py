@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 ARGUMENTS = [
@@ -32,6 +33,14 @@ def wait_idle(page: Any) -> None:
         "document.querySelector('.race').dataset.state === 'idle'"
         " && !['idle', 'starting'].includes(document.querySelector('.status').dataset.kind)"
     )
+
+
+def until(page: Any, expression: str, seconds: float = 10.0) -> None:
+    """Wait for an expression on a page whose policy forbids `eval`, which `wait_for_function` needs."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(20)
 
 
 def set_number(page: Any, label: str, value: float) -> None:

@@ -2,8 +2,17 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def pytest_collection_modifyitems(items):
+    """Files whose tests share something slow to make stay together when several processes test."""
+    for item in items:
+        if item.path.stem in ("test_recipe", "test_security", "test_faults", "test_quantised", "test_memory"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

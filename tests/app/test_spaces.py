@@ -15,10 +15,11 @@ from tiny import make_tokenizer, random_model
 
 from app import spaces
 from app.device import Device
-from app.engine import Engine, never
+from app.engine import Engine
 from app.race import queued_race
 from app.spaces import ZeroGpu, race_job, seconds_of_gpu, settle_in
 from core.errors import UserError
+from core.progress import never
 from core.records import Settings
 
 PROMPT = "the quick brown fox"

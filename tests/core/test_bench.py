@@ -63,7 +63,7 @@ def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
     judge = rounds.judge
 
     def dawdling(*args):
-        time.sleep(0.01)
+        time.sleep(0.05)
         return judge(*args)
 
     monkeypatch.setattr(rounds, "judge", dawdling)

@@ -19,7 +19,8 @@ from core.drafting.build import available
 from core.drafting.translate import DraftText, TranslateDrafter
 from core.errors import Cancelled, UserError
 from core.loading import load_pair
-from core.prefill import PREFILL_CHUNK, never
+from core.prefill import PREFILL_CHUNK
+from core.progress import never
 from core.records import Run, Settings
 from core.runner import DynamicRunner
 from core.sampling import Sampling

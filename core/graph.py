@@ -8,7 +8,9 @@ eagerly: the results are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +24,6 @@ CAPTURED_AT_ONCE = 17
 """Passes over up to this many tokens (the longest automatic draft and the newest token) are captured when first fed;
 longer ones, such as trees, only when they come again, so that the chunks of a prompt stay eager."""
 LONGEST_CAPTURED = 80
-WARM_UP = 2
 ATTENTION = {"full_attention", "sliding_attention"}
 SAMPLE = (1, 2, 3, 4)
 TOLERANCE = 0.1
@@ -214,10 +215,15 @@ class Captured:
         stream.wait_stream(torch.cuda.current_stream(store.device))
         # The outer context puts the stream back even where ending a failed capture raises.
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):  # libraries set themselves up and choose their kernels outside the capture
+            # Libraries set themselves up and choose their kernels outside the capture.
+            run_pass(network, store, inputs, n)
+            with _waiting_refused():
                 run_pass(network, store, inputs, n)
             # thread_local: other threads may be using the device meanwhile.
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _workspaces_of_its_own(),
+                torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 self._logits = run_pass(network, store, inputs, n)
         torch.cuda.current_stream(store.device).wait_stream(stream)
         self._graph.replay()  # the first replay also moves the graph to the device
@@ -227,6 +233,32 @@ class Captured:
         self._inputs.set(ids, parents)
         self._graph.replay()
         return self._logits
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Raises where the host would wait for the device. So would a capture, but one that fails leaves the allocator and
+    the default generator of older PyTorch in the belief that it still goes on."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _workspaces_of_its_own() -> Iterator[None]:
+    """cuBLAS then works in memory of the graph's pool. PyTorch otherwise keeps a workspace for each of its 32 streams,
+    which come round again, and frees it with any graph that was captured on the stream, under the others that still
+    use it (pytorch issue 193402)."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _first_line(error: Exception) -> str:

@@ -231,4 +231,5 @@ def early_exit_network(network: nn.Module, layers: int) -> nn.Module:
 def _shallow(module: nn.Module) -> nn.Module:
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
+    twin.__dict__.pop("forward", None)  # accelerate's, over several GPUs: bound to the whole model
     return twin

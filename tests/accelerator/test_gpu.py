@@ -134,6 +134,9 @@ def test_a_round_waits_for_the_device_once(device, sampling, gamma):
     target = GraphRunner(on(device, "llama"), VOCABULARY)
     drafter = ModelDrafter(GraphRunner(on(device, "llama", seed=4), VOCABULARY), sampling)
     generator, context = torch.Generator(device).manual_seed(0), random_prompt(20)
+    for n in (1, 2):  # what the draft reads in a round: two tokens after one that stood as a whole
+        drafter.runner.feed(ids_on(device, random_prompt(n)))
+    drafter.runner.truncate(0)
 
     def step():
         done = take_step(target, drafter, context, gamma, sampling, generator)
@@ -183,6 +186,7 @@ def test_weights_take_what_they_are_said_to(device, pairs):
         return
     from core.loading import load_model
 
+    torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # makes cuBLAS take its workspace
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     model = load_model("pocket", device, "nf4")

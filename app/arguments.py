@@ -8,13 +8,15 @@ import socket
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
+from core.records import PRECISIONS
+
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The chosen arguments; what cannot be ends the program with one line and status 2."""
     parser = argparse.ArgumentParser(prog="app.py", description="See, measure and trust speculative decoding.")
     parser.add_argument("--target", help="model id or folder; without it, the bundled pair")
     parser.add_argument("--draft", help="model id or folder of the draft model")
-    parser.add_argument("--precision", default="auto", choices=["auto", "nf4", "bf16", "fp16", "fp32"])
+    parser.add_argument("--precision", default="auto", choices=PRECISIONS)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (this machine only by default)")
     parser.add_argument("--port", help="also GRADIO_SERVER_PORT; by default the first free one from 7860")
     parser.add_argument("--share", action="store_true", help="open a temporary public address; --public without --auth")

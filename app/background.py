@@ -9,11 +9,10 @@ from threading import Event as Flag
 from typing import Any, TypeVar
 
 from core.errors import Cancelled
-from core.progress import Progress
+from core.progress import Progress, Stop
 
 T = TypeVar("T")
 Event = dict[str, Any]
-Stop = Callable[[], bool]
 LOOKS_PER_SECOND = 5.0
 
 

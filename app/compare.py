@@ -17,15 +17,17 @@ from app.engine import Engine
 from app.lanes import FEWEST, MOST, lanes_from, short_precision
 from app.picker import OTHER, Choice
 from app.playground import starting_prompts
-from app.settings import CONTROLS, LONGEST_DRAFT, MOST_NEW_TOKENS, PRECISIONS, prompt_text
+from app.settings import CONTROLS, LONGEST_DRAFT, MOST_NEW_TOKENS, prompt_text
 from app.sidebar import METHODS
-from app.stops import Stops
+from app.stops import Stops, visitor
 from app.token_stream import asset, stream
 from app.turns import Event, Stop, guarded, with_device
 from app.visit import Visit
+from app.wiring import PRIVATE, QUIET, html_block
 from core.errors import UserError
+from core.progress import never
 from core.prompts import Prompt
-from core.records import SCHEMA
+from core.records import PRECISIONS, SCHEMA
 
 SCRIPTS = (
     "token_text.js",
@@ -101,10 +103,10 @@ class Compare:
         controls |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         controls |= {"max_new_tokens": max_new_tokens, "seed": seed}
         comparisons: list[Comparison] = []
-        events = guarded(self._events(lanes, prompt, prompts, controls, lambda: False, comparisons))
+        events = guarded(self._events(lanes, prompt, prompts, controls, never, comparisons))
         for event in events:
             if event["e"] == "error":
-                raise gr.Error(event["text"])
+                raise gr.Error(event["text"], print_exception=False)
             if event["e"] in ("status", "result"):
                 yield {"status": event["text"], "rows": None, "document": None}
         if comparisons:
@@ -120,7 +122,7 @@ class Compare:
         lanes = [self._lane(values[at : at + len(LANE)]) for at in range(len(CONTROLS), len(values), len(LANE))]
         comparisons: list[Comparison] = []
         kind = "" if kind == ONE_PROMPT else kind
-        with self.stops.watch(request.session_hash or "nobody") as stop:
+        with self.stops.watch(visitor(request)) as stop:
             unchanged = [gr.skip()] * len(PLOTS)
             value = ""
             for value in stream(guarded(self._events(lanes[:count], prompt, kind, controls, stop.is_set, comparisons))):
@@ -181,7 +183,7 @@ class Compare:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's comparison; what is finished is kept."""
-        self.stops.stop(request.session_hash or "nobody")
+        self.stops.stop(visitor(request))
 
     def build(self, controls: dict[str, Any], visit: gr.State) -> None:
         """Lay out the tab and wire its buttons."""
@@ -198,7 +200,7 @@ class Compare:
                 scale=1,
                 placeholder="Write something for the lanes to continue…",
             )
-            chosen = gr.HTML(visible=False, elem_id="compare-prompts", apply_default_css=False, js_on_load=None)
+            chosen = html_block(visible=False, elem_id="compare-prompts")
             with gr.Column(elem_id="compare-what", scale=0, min_width=190):
                 kind = gr.Dropdown(
                     self._sets(),
@@ -230,12 +232,11 @@ class Compare:
             self.run,
             [prompt, kind, count, visit, *(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)],
             [comparison, *plots],
-            api_visibility="private",
-            show_progress="hidden",
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",
+            **PRIVATE,
         ).then(None, js="() => { document.dispatchEvent(new Event('comparison-over')); }")
-        stop.click(self.stop, None, None, api_visibility="private", queue=False, show_progress="hidden")
+        stop.click(self.stop, None, None, **QUIET)
         api(self.compare, api_name="compare", concurrency_limit=None)
 
     def _sets(self) -> list[tuple[str, str]]:
@@ -311,7 +312,6 @@ class Compare:
 
 LANE = ("pair", "target", "draft", "precision", "method", "draft_length")
 """The controls of a lane, in the order in which `Compare.run` takes their values."""
-QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
 
 
 def component(lanes: int) -> gr.HTML:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.engine import TOPS, Engine
-from app.header import pair_name
-from app.lanes import lane_names, short_pair, short_precision, target_name
+from app.header import pair_name, short_pair
+from app.lanes import lane_names, short_precision, target_name
 from app.race import end_event, run_head
 from app.turns import Event, Stop, fetching, loading, sentence
 from core.comparison import NEEDS_DRAFT, Contender, Heat, heats, row

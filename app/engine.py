@@ -9,19 +9,14 @@ from threading import Lock
 from typing import Any
 
 from core.errors import Cancelled, UserError
-from core.progress import Progress, silent
+from core.progress import Progress, Stop, never, silent
 from core.prompts import Prompt
-from core.records import METHODS, Round, Run, Settings
+from core.records import METHODS, POCKET_NAME, Round, Run, Settings
 
-Stop = Callable[[], bool]
 Remote = Callable[[str, Settings, Stop, list[Run]], Iterator[dict[str, Any]]]
 """(prompt, settings, stop, runs) -> the events of a race; appends to `runs`."""
 TOPS = 3
 """How many of the likeliest tokens of each model are recorded with a token."""
-
-
-def never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,6 @@ class Engine:
         if not self.public:
             return
         from core.catalogue import allowed
-        from core.loading import POCKET_NAME
 
         own = (self.settings.target, self.settings.draft, self.settings.revision)
         if (settings.target, settings.draft, settings.revision) == own:
@@ -115,7 +109,7 @@ class Engine:
         """The pairs of the catalogue but the bundled one: what is here already, then what fits, then the rest."""
         from core.catalogue import catalogue
         from core.hub import cached
-        from core.loading import POCKET_NAME, resolve_device
+        from core.loading import resolve_device
         from core.memory import free_memory
 
         device = resolve_device(self.settings.device)
@@ -148,12 +142,12 @@ class Engine:
             draft_precision=settings.draft_precision,
             device=settings.device,
             revision=settings.revision,
+            held=self._held(),
         ).to_dict()
 
     def drafts(self, settings: Settings) -> list[tuple[str, float]]:
         """Drafts with the target's own tokens, of the catalogue and the local cache, with the speed-up predicted for
         each, the best first."""
-        from core.loading import POCKET_NAME
         from core.offers import drafts_for
 
         self.admit(settings)
@@ -165,15 +159,15 @@ class Engine:
         )
         return [(suggestion.draft, suggestion.speedup) for suggestion in found]
 
-    def held_bytes(self) -> int:
-        """Bytes of weights of all pairs in memory."""
-        with self._lock:
-            return sum(map(weight_bytes, self._pairs.values()))
-
     @staticmethod
     def _key(settings: Settings) -> tuple[Any, ...]:
         named = (settings.target, settings.draft, settings.revision)
         return (*named, settings.precision, settings.draft_precision, settings.device)
+
+    def _held(self) -> int:
+        """Bytes of weights in memory, which a pair that comes may take over."""
+        with self._lock:
+            return sum(map(weight_bytes, self._pairs.values()))
 
     def _make_room(self, lacking: int) -> None:
         """Let go of pairs, the longest unused first, until so many bytes of weights are gone."""
@@ -205,7 +199,7 @@ class Engine:
         reasons = available(pair)
         return {m: reasons.get(m) for m in METHODS if m in reasons or m == "plain"}
 
-    def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Callable[[], bool], tops: int = TOPS) -> Any:
+    def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Stop, tops: int = TOPS) -> Any:
         from core.decoding import open_lane
 
         return open_lane(pair, prompt, settings, stop=stop, tops=tops)
@@ -223,7 +217,7 @@ class Engine:
         lengths: Sequence[int],
         temperatures: Sequence[float],
         repeats: int,
-        stop: Callable[[], bool],
+        stop: Stop,
     ) -> Generator[Any, None, dict[str, Any]]:
         """Steps (`done`, `total`, `label`) of a sweep, which returns its document."""
         from core.sweep import sweep

@@ -24,12 +24,14 @@ from app.playground import starting_prompts
 from app.run_file import read_run_file
 from app.settings import CONTROLS, prompt_text, settings_from
 from app.sidebar import METHODS
-from app.stops import Stops
+from app.stops import Stops, visitor
 from app.token_stream import asset
 from app.turns import Event, Stop, guarded, sentence, with_pair
 from app.visit import Entry, Visit
+from app.wiring import PRIVATE, QUIET, html_block
 from core.errors import UserError
 from core.lossless import Progress
+from core.progress import never
 from core.records import Run, Settings
 from core.trace import trace_round
 from core.traffic import run_traffic
@@ -47,7 +49,6 @@ STARTING_TEMPERATURE = 1.0
 """Of a sampling check after a greedy run."""
 LOOKS_PER_SECOND = 8.0
 LONGEST_LABEL = 44
-QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 RUN_IT = """() => {
     const tabs = [...document.querySelectorAll('#tabs [role="tab"]')];
     tabs.find(tab => tab.textContent.trim() === 'Playground')?.click();
@@ -79,7 +80,7 @@ class Explain:
         """Lay out the tab; it looks for newer runs each time it is opened."""
         seen = gr.State(0)
         with gr.Column(elem_id="explain-empty") as empty:
-            waiting = gr.HTML(EMPTY, apply_default_css=False, js_on_load=asset("explain.js"))
+            waiting = html_block(EMPTY, asset("explain.js"))
             run = gr.Button("Run the Playground's prompt", variant="primary", elem_id="explain-run", scale=0)
         with gr.Column(elem_id="explain", visible=False) as content:
             with gr.Row(elem_id="explain-choice"):
@@ -99,11 +100,11 @@ class Explain:
                     info="Which of its rounds to walk through; at first one in which a draft was refused.",
                     elem_id="explain-round",
                 )
-            steps = _html("explain-walk", js_on_load=asset("explain.js"))
-            costs = _html("explain-costs")
-            gr.HTML(CHECK, apply_default_css=False, js_on_load=None)
+            steps = html_block(js_on_load=asset("explain.js"), elem_id="explain-walk")
+            costs = html_block(elem_id="explain-costs")
+            html_block(CHECK)
             kind, continuations, check, stop = self._check_controls()
-            result = _html("explain-result")
+            result = html_block(elem_id="explain-result")
         run.click(None, None, None, js=RUN_IT, api_visibility="private")
         shown = [empty, content, chosen, number, steps, costs, kind, seen]
         for event in (tab.select, waiting.refresh, steps.refresh):
@@ -114,9 +115,8 @@ class Explain:
             self.check,
             [kind, continuations, visit, chosen],
             result,
-            show_progress="hidden",
-            api_visibility="private",
             concurrency_limit=None,  # turns are taken in `Device`
+            **PRIVATE,
         )
         stop.click(self.stop, None, None, **QUIET)
         api(self.trace, api_name="trace", queue=False)
@@ -184,7 +184,7 @@ class Explain:
         self, kind: str, continuations: Any, visit: Visit, chosen: str | None, request: gr.Request
     ) -> Iterator[str]:
         """Check the chosen run's pair and settings; what comes is HTML."""
-        with self.stops.watch(request.session_hash or "nobody") as stop:
+        with self.stops.watch(visitor(request)) as stop:
             yield _frame(progress_html("Waiting for the device…"))
             shown = False
             for event in guarded(self._of_a_run(kind, continuations, visit, chosen, stop.is_set)):
@@ -202,7 +202,7 @@ class Explain:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's checks; what was sampled so far is compared."""
-        self.stops.stop(request.session_hash or "nobody")
+        self.stops.stop(visitor(request))
 
     def _of_a_run(self, kind: str, continuations: Any, visit: Visit, chosen: str | None, stop: Stop) -> Iterator[Event]:
         run, _ = _find(visit, chosen)
@@ -268,7 +268,7 @@ class Explain:
             traffic = run_traffic(run)
             return {"tokens": run.rounds[index].to_dict(), **found, "traffic": traffic and traffic.to_dict()}
         except UserError as error:
-            raise gr.Error(str(error)) from None
+            raise gr.Error(str(error), print_exception=False) from None
 
     def lossless(
         self, prompt: str, settings: dict[str, Any] | None = None, kind: str = "law", continuations: int = 600
@@ -295,20 +295,15 @@ class Explain:
                 raise UserError(f"There is no setting {min(unknown)!r}; known are {', '.join(CONTROLS)}.")
             controls = {name: given.get(name, getattr(base, name)) for name in CONTROLS}
             asked = settings_from(base, **controls)
-            yield from self._events(kind, continuations, prompt_text(prompt), asked, None, lambda: False)
+            yield from self._events(kind, continuations, prompt_text(prompt), asked, None, never)
 
         for event in guarded(events()):
             if event["e"] == "error":
-                raise gr.Error(event["text"])
+                raise gr.Error(event["text"], print_exception=False)
             if event["e"] in ("status", "progress"):
                 yield {"status": event["text"], "result": None}
             if event["e"] == "result":
                 yield {"status": "done", "result": event["found"].to_dict()}
-
-
-def _html(name: str, js_on_load: str | None = None) -> gr.HTML:
-    """A place for HTML that we make in Python, escaped there."""
-    return gr.HTML("", elem_id=name, apply_default_css=False, js_on_load=js_on_load)
 
 
 def _frame(body: str) -> str:

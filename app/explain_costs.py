@@ -41,7 +41,7 @@ def _yield(run: Run) -> str:
     if alpha is None:
         return ""
     lengths = sorted({len(r.drafted) for r in run.rounds})
-    gammas = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    drafted = plural(lengths[0], "token") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
     predicted = expected_by_formula(run, alpha)
     by_position = metrics.accepted_by_position
     rows = [
@@ -55,19 +55,19 @@ def _yield(run: Run) -> str:
         else _apart(predicted, metrics.tokens_per_round)
     )
     reached = ", ".join(f"{share:.0%}" for share in by_position[:8])
-    deep = "1" if len(by_position) == 1 else "1, 2 …"
+    deep = "one draft was" if len(by_position) == 1 else "1, 2 … drafts were"
     return (
         '<section class="yield"><h2>What a round yields</h2>'
         + paragraph(
-            f"In {plural(metrics.rounds, 'round')} with drafts of {gammas} tokens, {alpha:.1%} of the judged drafts "
+            f"In {plural(metrics.rounds, 'round')} with drafts of {drafted}, {alpha:.1%} of the judged drafts "
             "were accepted: that is α. If each draft were accepted with this chance, whatever came before, a round "
-            "with γ drafts would yield"
+            "of draft length γ would yield"
         )
         + '<p class="formula">1 + α + α² + … + α<sup>γ</sup> = (1 − α<sup>γ+1</sup>) / (1 − α)</p>'
         + table(["tokens per round", "mean of all rounds"], rows, "small", "Tokens per round")
         + paragraph(said)
         + paragraph(
-            f"Of the rounds that drafted so deep, the share in which at least {deep} drafts were accepted: {reached}.",
+            f"Of the rounds that drafted so deep, the share in which at least {deep} accepted: {reached}.",
             "note",
         )
         + "</section>"
@@ -217,7 +217,7 @@ def _mismatch(run: Run, costs: Costs) -> Finding:
         return (
             True,
             name,
-            f"{alpha:.0%} accepted, and not even 100 % would do: a round costs {least:.2f} plain tokens, and with "
+            f"{alpha:.0%} accepted, and not even 100% would do: a round costs {least:.2f} plain tokens, and with "
             f"{costs.gamma:.1f} drafts it yields at most {costs.gamma + 1:.1f}.",
         )
     return (

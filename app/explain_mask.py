@@ -6,7 +6,7 @@ from html import escape
 
 from app.markup import chip, plural, quoted
 from core.metrics import depths
-from core.records import Run
+from core.records import Round, Run
 from core.trace import RoundTrace
 
 ROOM = 9
@@ -82,15 +82,14 @@ def _judged(run: Run, trace: RoundTrace, row: int) -> str:
         tokens = [round_.drafted[i] for i in judged[:3]]
         more = f" +{len(judged) - 3}" if len(judged) > 3 else ""
         return " ".join(chip(token.text, token.outcome) for token in tokens) + more
-    if round_.emitted and round_.emitted.outcome in ("bonus", "plain") and row == _last_row(run, trace):
+    if round_.emitted and round_.emitted.outcome in ("bonus", "plain") and row == last_row(round_):
         return f"nothing: gives {chip(round_.emitted.text, round_.emitted.outcome)}"
     return '<span class="soft">nothing</span>'
 
 
-def _last_row(run: Run, trace: RoundTrace) -> int:
+def last_row(round_: Round) -> int:
     """The row after the last accepted draft: the emitted token comes from it."""
-    accepted = [i for i, token in enumerate(run.rounds[trace.index].drafted) if token.outcome == "accepted"]
-    return accepted[-1] + 1 if accepted else 0
+    return max((i + 1 for i, token in enumerate(round_.drafted) if token.outcome == "accepted"), default=0)
 
 
 def _reading(run: Run, trace: RoundTrace, hidden: int, window: int) -> str:

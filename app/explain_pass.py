@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from app.explain_mask import last_row
 from app.markup import chip, milliseconds, paragraph, plural, probability, shape, table, token_chip
 from core.geometry import Geometry
 from core.limits import cost_table
@@ -175,7 +176,7 @@ def rows_step(run: Run, trace: RoundTrace) -> str:
         after = "newest token" if row.after is None else chip(round_.drafted[row.after].text)
         judged = [round_.drafted[i] for i in row.judges]
         says = judged[0].top_target if judged else None
-        if not judged and round_.emitted and row.row == _last(round_):
+        if not judged and round_.emitted and row.row == last_row(round_):
             says = round_.emitted.top_target
         judges = " ".join(token_chip(t) for t in judged) or _role(round_, row.row)
         rows.append([str(row.row), after, _says(says), judges])
@@ -197,14 +198,9 @@ def rows_step(run: Run, trace: RoundTrace) -> str:
 
 
 def _role(round_: Round, row: int) -> str:
-    if round_.emitted and round_.emitted.outcome == "bonus" and row == _last(round_):
+    if round_.emitted and round_.emitted.outcome == "bonus" and row == last_row(round_):
         return f"nothing: gives {token_chip(round_.emitted)}"
     return '<span class="soft">nothing: not used</span>'
-
-
-def _last(round_: Round) -> int:
-    """The row after the last accepted draft."""
-    return max((i + 1 for i, token in enumerate(round_.drafted) if token.outcome == "accepted"), default=0)
 
 
 def _says(candidates: list[Candidate] | None) -> str:

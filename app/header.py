@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from app.settings import BUNDLED
 from core.progress import in_bytes
-from core.records import Settings
+from core.records import POCKET_NAME, Settings
 
-PRECISIONS: dict[str, str] = {"nf4": "NF4"}
 DEVICES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 
 
@@ -22,7 +20,7 @@ def facts(environment: dict[str, Any], settings: Settings) -> list[str]:
     return [
         device(environment),
         pair_name(environment),
-        " + ".join(dict.fromkeys(_precision(model) for model in models)),
+        precisions(environment),
         f"{in_bytes(memory)} of weights",
         speculation(settings),
     ]
@@ -30,9 +28,7 @@ def facts(environment: dict[str, Any], settings: Settings) -> list[str]:
 
 def facts_before_loading(environment: dict[str, Any], settings: Settings) -> list[str]:
     """The same of a pair that is not in memory; `environment` is any of this machine."""
-    names = [name for name in (settings.target or BUNDLED, settings.draft) if name]
-    pair = " + ".join(name.rstrip("/").rsplit("/", 1)[-1] for name in names)
-    return [device(environment), pair, "loads with the next run", speculation(settings)]
+    return [device(environment), short_pair(settings), "loads with the next run", speculation(settings)]
 
 
 def notes(environment: dict[str, Any]) -> list[str]:
@@ -46,20 +42,39 @@ def device(environment: dict[str, Any]) -> str:
     return name if kind in name or environment["device"] == "cuda" else f"{kind} · {name}"
 
 
+def short_name(name: str) -> str:
+    """A model's name without owner or folder."""
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def short_pair(settings: Settings) -> str:
+    """Target and draft as they were asked for, by their short names."""
+    return " + ".join(short_name(name) for name in (settings.target or POCKET_NAME, settings.draft) if name)
+
+
 def pair_name(environment: dict[str, Any]) -> str:
-    """Target and draft by name, without owner or folder, with their sizes."""
+    """Target and draft as they were loaded, by their short names, with their sizes."""
     names: list[str] = []
     for model in (environment["target"], environment.get("draft")):
         if model:
-            name = model["name"].rstrip("/").rsplit("/", 1)[-1]
+            name = short_name(model["name"])
             size = _count(model["parameters"])
             names.append(size if names and names[0].startswith(f"{name} ") else f"{name} {size}")
     return " + ".join(names)
 
 
+def precisions(environment: dict[str, Any]) -> str:
+    """The precisions of target and draft, once where they are the same."""
+    models = [model for model in (environment["target"], environment.get("draft")) if model]
+    names = ("NF4" if model["precision"] == "nf4" else str(model["precision"]) for model in models)
+    return " + ".join(dict.fromkeys(names))
+
+
 def speculation(settings: Settings) -> str:
     if settings.method == "plain":
         return "speculation off"
+    if settings.method == "tree":  # which has a shape in place of a length
+        return "speculation on, drafts in a tree"
     return f"speculation on, draft length {settings.draft_length}"
 
 
@@ -68,10 +83,6 @@ def header_html(found: list[str], remarks: Sequence[str] = ()) -> str:
     items = "".join(f"<li>{escape(fact)}</li>" for fact in found)
     said = "".join(f'<p class="remark" role="note">{escape(remark)}</p>' for remark in remarks)
     return f'<h1>Speculative Decoding Playground</h1><ul class="facts">{items}</ul>{said}'
-
-
-def _precision(model: dict[str, Any]) -> str:
-    return PRECISIONS.get(model["precision"]) or str(model["precision"])
 
 
 def _count(n: int) -> str:

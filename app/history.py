@@ -8,13 +8,15 @@ from typing import Any
 
 import gradio as gr
 
-from app.header import PRECISIONS, pair_name
+from app.header import pair_name, precisions
+from app.markup import json_text
 from app.replay import replay_value
 from app.run_file import read_run_file
 from app.sidebar import METHODS
 from app.token_stream import asset
 from app.turns import sentence
 from app.visit import Entry, Visit
+from app.wiring import PRIVATE, QUIET
 from core.errors import UserError
 
 LONGEST_LABEL = 80
@@ -56,12 +58,11 @@ class History:
             apply_default_css=False,
             elem_id="history",
         )
-        quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-        tab.select(self.table, visit, history, **quiet)
-        history.refresh(self.table, visit, history, **quiet)
-        history.show(self.show, visit, [race, tabs, history], **quiet)
-        history.remove(self.remove, visit, history, **quiet)
-        history.open(self.open, visit, history, **{**quiet, "queue": True, "concurrency_limit": 2})
+        tab.select(self.table, visit, history, **QUIET)
+        history.refresh(self.table, visit, history, **QUIET)
+        history.show(self.show, visit, [race, tabs, history], **QUIET)
+        history.remove(self.remove, visit, history, **QUIET)
+        history.open(self.open, visit, history, concurrency_limit=2, **PRIVATE)
 
     def table(self, visit: Visit) -> str:
         return table(visit)
@@ -102,7 +103,7 @@ def table(visit: Visit, say: str = "", error: bool = False) -> str:
     """The component's value: a row per entry, and what there is to say."""
     rows = [{**row(entry), "columns": columns(entry)} for entry in visit.entries]
     value = {"rows": rows, "shown": visit.shown, "say": say, "error": error}
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return json_text(value)
 
 
 def lanes(entry: Entry) -> list[list[Head]]:
@@ -151,11 +152,10 @@ def columns(entry: Entry) -> list[dict[str, Any]]:
 def _settings(lane: list[Head]) -> dict[str, str]:
     first = lane[0]
     environment = first["environment"]
-    models = [model for model in (environment["target"], environment.get("draft")) if model]
     return {
         "Prompt": first["prompt"][:80] if len(lane) == 1 else f"{len(lane)} prompts",
         "Pair": pair_name(environment),
-        "Precision": " + ".join(dict.fromkeys(PRECISIONS.get(m["precision"]) or str(m["precision"]) for m in models)),
+        "Precision": precisions(environment),
         **{name: _setting(key, first["settings"]) for name, key in SETTINGS.items()},
         "Device": environment["device_name"],
     }

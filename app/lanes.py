@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.settings import BUNDLED, settings_from
+from app.header import short_name, short_pair
+from app.settings import settings_from
 from app.sidebar import METHODS, PRECISION_NAMES
 from core.errors import UserError
-from core.records import Settings
+from core.records import POCKET_NAME, Settings
 
 FEWEST, MOST = 2, 4
 KEYS = (
@@ -75,11 +76,4 @@ def short_precision(precision: str) -> str:
 
 
 def target_name(settings: Settings) -> str:
-    return (settings.target or BUNDLED).rstrip("/").rsplit("/", 1)[-1]
-
-
-def short_pair(settings: Settings) -> str:
-    """The pair by name, without owner or folder."""
-    if not settings.draft:
-        return target_name(settings)
-    return f"{target_name(settings)} + {settings.draft.rstrip('/').rsplit('/', 1)[-1]}"
+    return short_name(settings.target or POCKET_NAME)

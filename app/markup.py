@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
+from core.progress import in_bytes
 from core.records import Token
 
 HIDDEN = re.compile(
@@ -81,11 +84,13 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, in decimal units."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.0f} {name}" if count >= 100 * unit else f"{count / unit:.1f} {name}"
-    return f"{count:.0f} bytes"
+    """Bytes, to the digits that tell a sum from its parts."""
+    return in_bytes(count, digits=3)
+
+
+def json_text(value: Any) -> str:
+    """JSON in ASCII that no HTML parser sees markup in."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def plural(count: int, word: str, words: str = "") -> str:

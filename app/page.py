@@ -29,7 +29,9 @@ from app.token_stream import asset
 from app.tune import Tune
 from app.turns import Event
 from app.visit import Visit
+from app.wiring import QUIET, html_block
 from core.errors import UserError
+from core.progress import never
 from core.records import Run, Settings
 
 PUBLIC_TOKENS = 512
@@ -68,7 +70,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
     tune = Tune(engine, device, playground.most_new_tokens, public)
     with gr.Blocks(title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False) as page:
-        header = gr.HTML(_header(environment, engine), elem_id="header", apply_default_css=False, js_on_load=None)
+        header = html_block(_header(environment, engine), elem_id="header")
         controls = sidebar(
             picker,
             engine.settings,
@@ -92,7 +94,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             with gr.Tab("History", id="history") as tab:
                 History().build(visit, race, tabs, tab)
         # Gradio lets a state go with its tab once it was set; one that was only changed would stay for ever.
-        page.load(lambda visit: visit, visit, visit, queue=False, show_progress="hidden", api_visibility="private")
+        page.load(lambda visit: visit, visit, visit, **QUIET)
         take_away.connect(page, prompt, controls, visit)
         offer_generate(partial(_race, engine, device, admitted), controls)
         picker.connect(page, controls)
@@ -111,7 +113,7 @@ def _race(
     engine: Engine, device: Device, admitted: Check, prompt: str, controls: dict[str, Any], runs: list[Run]
 ) -> Iterator[Event]:
     """The events of a race that no page shows."""
-    yield from queued_race(device, engine, prompt_text(prompt), admitted(**controls), lambda: False, runs)
+    yield from queued_race(device, engine, prompt_text(prompt), admitted(**controls), never, runs)
 
 
 def _header(environment: dict[str, Any], engine: Engine, **changes: Any) -> str:
@@ -138,9 +140,7 @@ def _keep_header_true(
         "fn": lambda *values: describe(**dict(zip(names, values))),
         "inputs": [controls[name] for name in names],
         "outputs": header,
-        "show_progress": "hidden",
-        "queue": False,
-        "api_visibility": "private",
+        **QUIET,
     }
     gr.on([controls[name].change for name in names], **options)
     playground.finished.then(**options)

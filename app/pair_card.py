@@ -10,8 +10,6 @@ from core.progress import in_bytes
 
 MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
 LEVELS = {"good": "Good to go", "caution": "Note", "bad": "Will not work"}
-
-
 MOST_DRAFTS = 3
 
 

@@ -11,19 +11,21 @@ import gradio as gr
 
 from app.device import Device
 from app.engine import Engine, Offer
+from app.header import short_pair
 from app.pair_card import card_html, trouble_html, waiting_html
-from app.settings import BUNDLED, PRECISIONS, pair_from
+from app.settings import pair_from
 from app.sidebar import follow_pair
 from app.turns import sentence, with_device
+from app.wiring import PRIVATE, QUIET, html_block
 from core.errors import UserError
-from core.progress import in_bytes
-from core.records import Settings
+from core.progress import in_bytes, never
+from core.records import POCKET_NAME, PRECISIONS, Settings
 
 OTHER = "other…"
+BUNDLED = f"{POCKET_NAME} (bundled)"
 NAMED = ("target", "draft", "revision")
 FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
 """Controls that depend on the pair."""
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 DRAFT_PRECISIONS = {"auto": "as the target", "nf4": "NF4", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -40,19 +42,12 @@ class Choice:
 
 def choices(started: Settings, offers: list[Offer], public: bool) -> dict[str, Choice]:
     """The entries by value: the pair of the start first, then the bundled one, the catalogue, and whatever is typed."""
-    found = {"default": Choice(_short(started))}
+    found = {"default": Choice(BUNDLED if started.target is None and started.draft is None else short_pair(started))}
     if started.target is not None:
-        found[BUNDLED] = Choice(f"{BUNDLED} (bundled)", BUNDLED, BUNDLED)
+        found[POCKET_NAME] = Choice(BUNDLED, POCKET_NAME, POCKET_NAME)
     for offer in offers:
         found[offer.name] = Choice(_label(offer), offer.target, offer.draft or "", offer.why, offer.gated)
     return found if public else {**found, OTHER: Choice(OTHER)}
-
-
-def _short(settings: Settings) -> str:
-    if settings.target is None and settings.draft is None:
-        return f"{BUNDLED} (bundled)"
-    names = [name for name in (settings.target or BUNDLED, settings.draft) if name]
-    return " + ".join(name.rstrip("/").rsplit("/", 1)[-1] for name in names)
 
 
 def _label(offer: Offer) -> str:
@@ -128,7 +123,7 @@ class Picker:
                 elem_id="pair-revision",
             ),
         }
-        controls["card"] = gr.HTML(waiting_html(""), elem_id="pair-card", apply_default_css=False, js_on_load=None)
+        controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
         controls["draft_precision"] = gr.Dropdown(
             [(DRAFT_PRECISIONS[p], p) for p in PRECISIONS],
             value=started.draft_precision,
@@ -144,17 +139,16 @@ class Picker:
         """Fill the fields when a pair is chosen; then look at it, without a turn on the device: its card, and the
         controls that depend on it."""
         fields = [controls[name] for name in NAMED]
-        controls["pair"].change(self.fill, controls["pair"], fields, queue=False, **QUIET)
+        controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
         named = [controls[name] for name in ("pair", "target", "draft")]
         gr.on(
             [controls["target"].change, controls["draft"].change],
             self.recognise,
             named,
             [controls["pair"], *fields],
-            queue=False,
             **QUIET,
         )
-        controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **QUIET)
+        controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
         triggers = [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision"))]
         triggers += [event for field in fields for event in (field.submit, field.blur)]
         gr.on(
@@ -164,7 +158,7 @@ class Picker:
             [controls[name] for name in ("card", *FOLLOWING)],
             concurrency_limit=None,
             trigger_mode="always_last",
-            **QUIET,
+            **PRIVATE,
         )
 
     def fill(self, pair: str) -> list[Any]:
@@ -219,7 +213,7 @@ class Picker:
             freed.append(self.engine.unload())
             yield from ()
 
-        for event in with_device(self.device, lambda: False, free):
+        for event in with_device(self.device, never, free):
             yield _said(event["text"])
         yield _said(f"Freed {in_bytes(freed[0])} of weights." if freed[0] else "Nothing is loaded.")
 

@@ -141,7 +141,9 @@ def llama_cpp(deployment: Deployment) -> Recipe:
         types.append("ngram-simple")
         options += ["--spec-ngram-simple-size-n", str(SHORTEST_NGRAM)]
         options += ["--spec-ngram-simple-size-m", str(deployment.length)]
-        notes.append(f"It looks for n-grams of one length, {SHORTEST_NGRAM}; ours takes the longest of up to five.")
+        notes.append(
+            f"It looks for n-grams of one length, {SHORTEST_NGRAM}; ours takes the longest of up to {LONGEST_NGRAM}."
+        )
     if "draft" in method:
         if not deployment.same_tokens:
             return Recipe("llama.cpp", "", notes=["Take a draft with the target's own tokens for llama.cpp."])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
@@ -10,6 +9,7 @@ from html import escape
 from typing import Any
 
 from app.header import facts
+from app.markup import json_text
 from app.race import lane_events, verdict_event
 from app.token_stream import STYLES, Window, asset, encode, script
 from app.turns import Event
@@ -89,17 +89,12 @@ def replay_page(document: dict[str, Any]) -> str:
 <button type="button" id="save" title="The whole run document, as this page holds it">Save the race as JSON</button>
 </details>
 </main>
-<script type="application/json" id="document">{_embedded(shown)}</script>
-<script type="application/json" id="verdict">{_embedded(verdict_event(list(lanes.values())))}</script>
+<script type="application/json" id="document">{json_text(shown)}</script>
+<script type="application/json" id="verdict">{json_text(verdict_event(list(lanes.values())))}</script>
 <script>{code}</script>
 </body>
 </html>
 """
-
-
-def _embedded(value: Any) -> str:
-    """JSON in ASCII that no HTML parser sees markup in."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _hash(content: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from core.drafting.tree import parse_shape
 from core.errors import UserError
-from core.records import METHODS, Settings
+from core.records import METHODS, POCKET_NAME, PRECISIONS, Settings
 
 LONGEST_DRAFT = 16
 MOST_NEW_TOKENS = 4096
@@ -16,8 +16,6 @@ MOST_LAYERS = 1024
 MAX_SEED = 2**32 - 1
 LONGEST_NAME, LONGEST_SYSTEM = 300, 20_000
 """Characters of a model's name or revision, and of a system prompt."""
-BUNDLED = "pocket"
-"""The name of the bundled pair, whose settings name no target."""
 CONTROLS = (
     "method",
     "draft_length",
@@ -83,8 +81,8 @@ def _models(base: Settings, controls: dict[str, Any]) -> dict[str, str | None]:
     if not target or target == base.target:
         own_revision = revision or base.revision
         return {"target": base.target, "draft": draft or (None if target else base.draft), "revision": own_revision}
-    if target == BUNDLED:
-        return {"target": None, "draft": None if draft in ("", BUNDLED) else draft, "revision": None}
+    if target == POCKET_NAME:
+        return {"target": None, "draft": None if draft in ("", POCKET_NAME) else draft, "revision": None}
     return {"target": target, "draft": draft or None, "revision": revision or None}
 
 
@@ -109,9 +107,6 @@ def prompt_text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     raise UserError(f"The prompt must be text, not {type(value).__name__}.")
-
-
-PRECISIONS = ("auto", "nf4", "bf16", "fp16", "fp32")
 
 
 def _precision(value: Any) -> str:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app.settings import LONGEST_DRAFT, MOST_NEW_TOKENS, PRECISIONS
-from core.records import Settings
+from app.settings import LONGEST_DRAFT, MOST_NEW_TOKENS
+from app.wiring import QUIET, html_block
+from core.records import PRECISIONS, Settings
 
 if TYPE_CHECKING:
     from app.picker import Picker
@@ -58,8 +59,8 @@ def sidebar(
         controls |= _numbers(settings, most)
         controls |= _chat(settings, chat)
         controls["unload"] = gr.Button("Unload the models", size="sm", elem_id="unload")
-        controls["unloaded"] = gr.HTML("", elem_id="unloaded", apply_default_css=False, js_on_load=None)
-        gr.HTML(_HELP, elem_id="help", apply_default_css=False, js_on_load=None)
+        controls["unloaded"] = html_block(elem_id="unloaded")
+        html_block(_HELP, elem_id="help")
     return controls
 
 
@@ -130,9 +131,7 @@ def _shape(settings: Settings, method: gr.Radio, layers: int) -> dict[str, Any]:
         lambda chosen: (gr.update(visible=chosen == "tree"), gr.update(visible=chosen == "early-exit")),
         method,
         [tree, exit_layer],
-        show_progress="hidden",
-        queue=False,
-        api_visibility="private",
+        **QUIET,
     )
     return {"tree": tree, "exit_layer": exit_layer}
 

@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import Any
 
 from app.background import Event, Stop, in_background
-from app.engine import Engine, never
+from app.engine import Engine
 from app.race import race
 from app.turns import guarded
 from core.errors import UserError
+from core.progress import never
 from core.records import Run, Settings, run_from_dict
 
 Job = Callable[[dict[str, Any], str, dict[str, Any]], Iterator[Event]]

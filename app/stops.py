@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradio import Request
+
+
+def visitor(request: Request | None) -> str:
+    """Whose runs a call starts or stops: those of one browser tab, or of all callers without one."""
+    return (request.session_hash if request else None) or "nobody"
 
 
 class Stops:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.charts import COLOURS, Chart, Style, add_bars, add_line, figure
+from app.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
 from core.sweep_report import basis_at, points_at
 
 QUESTIONS = (
@@ -12,11 +12,11 @@ QUESTIONS = (
     "What does it cost to verify n tokens?",
     "Where in the draft does agreement break?",
 )
-MEASURED = Style(COLOURS["accent"])
+MEASURED = SERIES[0]
 PREDICTED = {
-    "honest": ("predicted", Style("#0f8a8a", "diamond", "dash")),
-    "leviathan": ("Leviathan", Style("#c2528b", "square", "dot")),
-    "rule_of_thumb": ("rule of thumb", Style("#8a7a2a", "triangle-up", "dashdot")),
+    "honest": ("predicted", SERIES[1]),
+    "leviathan": ("Leviathan", SERIES[2]),
+    "rule_of_thumb": ("rule of thumb", SERIES[3]),
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -89,7 +89,7 @@ def acceptance_by_depth(document: dict[str, Any], temperature: float) -> Chart:
     if alpha is not None:
         equal = [100 * alpha**i for i in positions]
         style = Style(COLOURS["accent"], "diamond", "dash")
-        add_line(chart, f"if every token stood in {alpha:.0%}", positions, equal, style, unit=" %", digits=0)
+        add_line(chart, f"if every token stood in {alpha:.0%}", positions, equal, style, unit="%", digits=0)
     chart.update_layout(bargap=0.35)
     chart.update_xaxes(dtick=1)
     chart.update_yaxes(range=[0, 108], tickvals=[0, 25, 50, 75, 100])

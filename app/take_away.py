@@ -6,7 +6,6 @@ ask it with a `take-away` event (assets/take_away.js).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -15,10 +14,12 @@ import gradio as gr
 
 from app.exports import command_of, export
 from app.links import Check, read_link
+from app.markup import json_text
 from app.settings import CONTROLS
 from app.token_stream import asset
 from app.turns import sentence
 from app.visit import Entry, Visit
+from app.wiring import PRIVATE
 from core.errors import UserError
 
 TELL_SETTINGS = "(...values) => { document.dispatchEvent(new CustomEvent('settings-changed', { detail: values })); }"
@@ -27,7 +28,7 @@ READ_ADDRESS = "() => window.settingsInAddress?.() ?? location.search"
 
 def answer(**parts: Any) -> str:
     """A value for the bar: `say` (and `error`), `copy` a text, or save a file `name`, `type`, `text`."""
-    return json.dumps({"id": uuid4().hex, **parts}).replace("<", "\\u003c")
+    return json_text({"id": uuid4().hex, **parts})
 
 
 def answered(work: Callable[[], dict[str, Any]]) -> str:
@@ -69,10 +70,9 @@ class TakeAway:
             self.bar,
             [*inputs, self.bar],
             js=READ_ADDRESS,
-            show_progress="hidden",
-            api_visibility="private",
+            **PRIVATE,
         ).then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
-        self.bar.take(self.take, visit, self.bar, concurrency_limit=2, show_progress="hidden", api_visibility="private")
+        self.bar.take(self.take, visit, self.bar, concurrency_limit=2, **PRIVATE)
 
     def read_address(self, query: str) -> dict[Any, Any]:
         """What the page's address says, into the controls; what it cannot mean, into a sentence each."""

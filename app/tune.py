@@ -16,10 +16,12 @@ from app.engine import Engine
 from app.playground import starting_prompts
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.sidebar import METHODS
-from app.stops import Stops
+from app.stops import Stops, visitor
 from app.tune_results import Results, best_settings
 from app.turns import Event, Stop, guarded, with_pair
+from app.wiring import PRIVATE, QUIET, html_block
 from core.errors import UserError
+from core.progress import never
 from core.prompts import Prompt, one_of_each_kind
 from core.records import Settings
 
@@ -33,7 +35,6 @@ PUBLIC_BUDGET = 20_000
 TELLS_PER_SECOND = 4
 OVERHEAD_SECONDS = 4.0
 """Of a sweep beside its runs: the cost curve, warming up, drawing."""
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 class Tune:
@@ -96,7 +97,7 @@ class Tune:
             max_new_tokens,
             repeats,
         )
-        for event in guarded(self._events(*plan, controls, lambda: False)):
+        for event in guarded(self._events(*plan, controls, never)):
             if event["e"] == "error":
                 raise gr.Error(event["text"], print_exception=False)
             if event["e"] in ("status", "progress"):
@@ -109,7 +110,7 @@ class Tune:
     ) -> Iterator[tuple[str, Any]]:
         """The page's own way: `values` are the sidebar's. Yields the status and, last, the document."""
         document, told = None, 0.0
-        with self.stops.watch(request.session_hash or "nobody") as stop:
+        with self.stops.watch(visitor(request)) as stop:
             plan = (lengths, temperatures, kinds, tokens, repeats)
             for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop.is_set)):
                 if event["e"] == "document":
@@ -173,7 +174,7 @@ class Tune:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's sweep; what is measured is kept."""
-        self.stops.stop(request.session_hash or "nobody")
+        self.stops.stop(visitor(request))
 
     def forecast(self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, *values: Any) -> str:
         """What a sweep with these choices will do and how long it takes, if it gains nothing over plain decoding; the
@@ -203,7 +204,7 @@ class Tune:
         """Lay out the tab and wire its buttons; `tabs` lead to the Playground."""
         sidebar = [controls[name] for name in CONTROLS]
         plan, run, stop = self._choices()
-        status = gr.HTML(
+        status = html_block(
             self.forecast(
                 list(STARTING_LENGTHS),
                 list(STARTING_TEMPERATURES),
@@ -213,10 +214,8 @@ class Tune:
                 *(control.value for control in sidebar),
             ),
             elem_id="tune-status",
-            apply_default_css=False,
-            js_on_load=None,
         )
-        empty = gr.HTML(_EMPTY, elem_id="tune-empty", apply_default_css=False, js_on_load=None)
+        empty = html_block(_EMPTY, elem_id="tune-empty")
         document = gr.JSON(label="Sweep document", visible=False)
         results = Results()
         gr.on(
@@ -225,17 +224,16 @@ class Tune:
             [*plan, *sidebar],
             [status, document],
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
-            **QUIET,
-        ).then(results.show, document, [empty, *results.outputs], **QUIET)
-        stop.click(self.stop, None, None, queue=False, **QUIET)
+            **PRIVATE,
+        ).then(results.show, document, [empty, *results.outputs], **PRIVATE)
+        stop.click(self.stop, None, None, **QUIET)
         changes = [control.change for control in (*plan, controls["method"], controls["precision"])]
-        gr.on(changes, self.forecast, [*plan, *sidebar], status, queue=False, **QUIET)
+        gr.on(changes, self.forecast, [*plan, *sidebar], status, **QUIET)
         results.connect(document)
         results.use.click(
             best_settings,
             [document, results.temperature],
             [controls["method"], controls["draft_length"], controls["temperature"], tabs],
-            queue=False,
             **QUIET,
         )
         api(self.sweep, api_name="sweep", concurrency_limit=None)

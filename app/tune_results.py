@@ -10,6 +10,7 @@ import gradio as gr
 
 from app.production import Deployment, Recipe, placeholders, recipes
 from app.sweep_charts import QUESTIONS, acceptance_by_depth, cost_by_rows, speedup_by_length
+from app.wiring import QUIET, html_block
 from core.records import Settings
 from core.sweep_report import (
     describe_alternative,
@@ -19,7 +20,6 @@ from core.sweep_report import (
 )
 
 ENGINES = ("vLLM", "SGLang", "llama.cpp", "transformers")
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 Document = dict[str, Any]
 
 
@@ -29,7 +29,7 @@ class Results:
     def __init__(self) -> None:
         with gr.Column(visible=False, elem_id="tune-results") as self.column:
             with gr.Row(elem_id="tune-best"):
-                self.recommendation = _html("tune-recommendation")
+                self.recommendation = html_block(elem_id="tune-recommendation")
                 with gr.Column(elem_id="tune-use", scale=0, min_width=230):
                     self.temperature = gr.Radio(
                         [],
@@ -42,8 +42,8 @@ class Results:
                         self.download = gr.Button("Download JSON", elem_id="tune-download", min_width=120)
             with gr.Row(elem_id="tune-charts"):
                 self.plots, self.readings = zip(*(_chart(at, question) for at, question in enumerate(QUESTIONS)))
-            _html("tune-production", "<h2>Take it to production</h2>")
-            self.hint = _html("tune-hint")
+            html_block("<h2>Take it to production</h2>", elem_id="tune-production")
+            self.hint = html_block(elem_id="tune-hint")
             with gr.Tabs(elem_id="tune-engines"):
                 self.commands = [_engine(name) for name in ENGINES]
 
@@ -71,21 +71,17 @@ class Results:
         self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
 
 
-def _html(elem_id: str, value: str = "") -> gr.HTML:
-    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, js_on_load=None)
-
-
 def _chart(at: int, question: str) -> tuple[gr.Plot, gr.HTML]:
     with gr.Column(elem_classes="tune-chart", min_width=320):
-        _html(f"tune-question-{at}", f"<h2>{escape(question)}</h2>")
-        return gr.Plot(show_label=False, elem_id=f"tune-plot-{at}"), _html(f"tune-reading-{at}")
+        html_block(f"<h2>{escape(question)}</h2>", elem_id=f"tune-question-{at}")
+        return gr.Plot(show_label=False, elem_id=f"tune-plot-{at}"), html_block(elem_id=f"tune-reading-{at}")
 
 
 def _engine(engine: str) -> gr.HTML:
     """A tab with an engine's command and notes, and the button that copies the command."""
     name = engine.replace(".", "-").lower()
     with gr.Tab(engine, id=f"engine-{name}"):
-        recipe = _html(f"recipe-{name}")
+        recipe = html_block(elem_id=f"recipe-{name}")
         copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
         copy.click(None, None, None, js=_COPY % name, **QUIET)
     return recipe
@@ -177,19 +173,14 @@ def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-_COPY = """async () => {
-  const said = document.querySelector("#copy-%s");
-  const code = said.closest('[role="tabpanel"]').querySelector("code");
-  if (!code) return;
-  await navigator.clipboard.writeText(code.textContent);
-  said.textContent = "Copied";
-  setTimeout(() => { said.textContent = "Copy"; }, 1500);
+_COPY = """() => {
+  const code = document.querySelector("#recipe-%s code");
+  const detail = { copy: code?.textContent, say: "The command is copied." };
+  if (code) document.dispatchEvent(new CustomEvent("take-away", { detail }));
 }"""
 
 _DOWNLOAD = """(sweep) => {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(sweep)], { type: "application/json" }));
-  link.download = "sweep.json";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  const file = { name: "sweep.json", type: "application/json", text: JSON.stringify(sweep) };
+  const detail = { ...file, say: "sweep.json is saved." };
+  document.dispatchEvent(new CustomEvent("take-away", { detail }));
 }"""

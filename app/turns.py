@@ -8,8 +8,9 @@ from typing import Any
 
 from app.background import Event, Stop, in_background
 from app.device import CLOSING, Device, Turn
-from app.engine import Engine, never
+from app.engine import Engine
 from core.errors import Cancelled, UserError
+from core.progress import never
 from core.records import Settings
 
 log = logging.getLogger(__name__)
@@ -89,4 +90,4 @@ def _queued(turn: Turn) -> str:
     runs = "one run is" if ahead == 1 else f"{ahead} runs are"
     wait = turn.expected_wait
     when = "" if wait is None else f" in about {max(1, round(wait))} s"
-    return f"Queued: {runs} ahead of yours on this device. It starts by itself{when}."
+    return f"Queued: {runs} ahead of yours on this device. Yours starts by itself{when}."

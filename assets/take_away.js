@@ -89,16 +89,18 @@ function take(form, number = null) {
   trigger("take", { form, number });
 }
 
+function deliver({ say: text = "", error = false, copy: copied, ...file }) {
+  if (copied !== undefined) return copy(copied, text);
+  if (file.name) save(file);
+  say(text, error);
+}
+
 function update(value) {
   if (!value) return;
-  const { id, say: text = "", error = false, copy: copied, ...file } = JSON.parse(value);
+  const { id, ...parts } = JSON.parse(value);
   if (id === read) return;
   read = id;
-  if (copied !== undefined) copy(copied, text);
-  else {
-    if (file.name) save(file);
-    say(text, error);
-  }
+  deliver(parts);
 }
 
 root.addEventListener("click", (event) => {
@@ -118,6 +120,10 @@ root.addEventListener("keydown", (event) => {
   event.preventDefault();
   event.stopPropagation();
 });
-document.addEventListener("take-away", ({ detail }) => take(detail.form, detail.number));
+/** Others ask for an entry of the visit in a form, or bring a text to copy or a file to save, and what to say then. */
+document.addEventListener("take-away", ({ detail }) => {
+  if (detail.form) return take(detail.form, detail.number);
+  deliver(detail);
+});
 watch("value", () => update(props.value));
 update(props.value);

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from core.errors import UserError
 from core.progress import console
-from core.records import METHODS, Settings
+from core.records import METHODS, POCKET_NAME, PRECISIONS, Settings
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +65,7 @@ def parser() -> Parser:
     inspect.add_argument("--json", metavar="F", help="write the inspection to F; - for standard output")
     pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
     pairs.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=Settings().device)
-    pairs.add_argument("--precision", default=Settings().precision, metavar="auto|nf4|bf16|fp16|fp32")
+    pairs.add_argument("--precision", default=Settings().precision, metavar="|".join(PRECISIONS))
     pairs.add_argument("--json", metavar="F", help="write the catalogue to F; - for standard output")
     return top
 
@@ -76,7 +76,7 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--target", metavar="ID_OR_DIR", help="Hub id or folder; without it, the bundled pair")
     group.add_argument("--draft", metavar="ID_OR_DIR")
     group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=default.device)
-    group.add_argument("--precision", default=default.precision, metavar="auto|nf4|bf16|fp16|fp32")
+    group.add_argument("--precision", default=default.precision, metavar="|".join(PRECISIONS))
     group.add_argument("--draft-precision", default=default.draft_precision, metavar="P")
     group.add_argument("--revision", metavar="R", help="of the target on the Hub")
 
@@ -179,7 +179,6 @@ def sweep(arguments: argparse.Namespace) -> None:
 def inspect(arguments: argparse.Namespace) -> None:
     from core.cards import inspection_card
     from core.inspection import inspect_pair
-    from core.loading import POCKET_NAME
     from core.offers import drafts_for
 
     given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}

@@ -22,7 +22,8 @@ from core.errors import Cancelled, UserError
 from core.exhaustion import out_of_memory, release_memory
 from core.model import Model
 from core.pairs import Pair
-from core.prefill import Stop, never, prefill
+from core.prefill import prefill
+from core.progress import Stop, never
 from core.prompting import encode_prompt
 from core.recording import record
 from core.records import Round, Run, Settings

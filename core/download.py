@@ -7,7 +7,7 @@ if it had fetched them itself; a part of a file stays in the cache as `<blob>.in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, get_session, hf_raise_for_status
 
 from core.errors import Cancelled
-from core.progress import Meter
+from core.progress import Meter, Stop
 
-Stop = Callable[[], bool]
 AT_ONCE = 4
 ATTEMPTS = 5
 """So many times in a row may a connection break without a byte having come."""

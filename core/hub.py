@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,12 @@ from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from core.download import RemoteFile, bytes_here, download, transport_error
 from core.errors import UserError
-from core.progress import Meter, Progress, in_bytes, silent
+from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 UNWANTED = ["original/*"]
 PATIENCE = 10.0
 """Seconds to wait for the Hub to say what a repository holds."""
-Stop = Callable[[], bool]
-
-
-def never() -> bool:
-    return False
 
 
 def fetch(name: str, revision: str | None = None, progress: Progress = silent, stop: Stop = never) -> Path:

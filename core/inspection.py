@@ -11,9 +11,10 @@ import torch
 from core.catalogue import find_pair
 from core.errors import UserError
 from core.likeness import Likeness, compare_vocabularies
-from core.loading import POCKET_NAME, resolve_device
+from core.loading import resolve_device
 from core.memory import free_memory
 from core.preview import preview
+from core.records import POCKET_NAME
 from core.sizing import Sized, size_up
 from core.theory import best_length, leviathan
 from core.verdict import judge

@@ -19,16 +19,15 @@ from transformers.utils import logging as transformers_logging
 from core import memory
 from core.errors import Cancelled, UserError
 from core.exhaustion import out_of_memory, release_memory
-from core.hub import Stop, fetch, never
+from core.hub import fetch
 from core.model import CostTable, Model
 from core.pairs import Pair, same_tokens
-from core.precision import POCKET, PRECISIONS, Format, choose_format, quantisation_of
-from core.progress import Progress, in_bytes, silent
-from core.records import Settings
+from core.precision import POCKET, Format, choose_format, quantisation_of
+from core.progress import Progress, Stop, in_bytes, never, silent
+from core.records import POCKET_NAME, PRECISIONS, Settings
 from core.vocabulary import translate
 from core.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
 
-POCKET_NAME = "pocket"
 MakeRoom = Callable[[int], None]
 """Asked to free so many bytes on the device, if it can."""
 

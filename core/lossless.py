@@ -23,7 +23,8 @@ from core.drafting.ngram import NgramDrafter
 from core.errors import Cancelled, UserError
 from core.metrics import Divergence, first_divergence
 from core.pairs import Pair
-from core.prefill import Stop, never, prefill
+from core.prefill import prefill
+from core.progress import Stop, never
 from core.prompting import encode_prompt
 from core.records import Run, Settings
 from core.rounds import take_step

@@ -16,9 +16,10 @@ from core.errors import UserError
 from core.hub import cached
 from core.inspection import CONTEXT, Fit, measure_memory, predict
 from core.likeness import same_vocabulary
-from core.loading import POCKET_NAME, resolve_device
+from core.loading import resolve_device
 from core.precision import POCKET
 from core.preview import Preview, catalogue_config, preview, read_folder
+from core.records import POCKET_NAME
 from core.sizing import Sized, size_up
 from core.verdict import EXPECTED
 

@@ -15,10 +15,10 @@ import torch
 from packaging.version import InvalidVersion, Version
 
 from core.errors import UserError
+from core.records import PRECISIONS
 
 POCKET = Path(__file__).parent.parent / "assets" / "pocket"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-PRECISIONS = ("auto", "nf4", *DTYPES)
 OLDEST_BITSANDBYTES = "0.50"
 """Older ones unpack a whole 4-bit weight in every pass over more than one token, which is every verification."""
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from core.clock import engine_time, synchronise
 from core.errors import Cancelled
+from core.progress import Stop
 from core.runner import Runner, ids_on
 
 PREFILL_CHUNK = 256
-Stop = Callable[[], bool]
-
-
-def never() -> bool:
-    return False
 
 
 def prefill(runner: Runner, ids: Sequence[int], stop: Stop) -> float:

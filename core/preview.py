@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoTokenizer
 from core.catalogue import read_catalogue
 from core.errors import UserError
 from core.hub import cached, explained, local_folder, out_of_reach
-from core.loading import POCKET_NAME, refuse_unsupported
+from core.loading import refuse_unsupported
 from core.precision import POCKET
+from core.records import POCKET_NAME
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
 LONGEST_HEADER = 100_000_000

@@ -1,4 +1,4 @@
-"""How far a download or a load has come, in bytes and in words."""
+"""What long work is given: a way to say how far it has come, in bytes and words, and to learn that it should stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TextIO
 
 Progress = Callable[[str], None]
 """Takes one line that replaces the one before."""
+Stop = Callable[[], bool]
+"""Asked now and then: whether somebody wants the work to end."""
 TELLS_PER_SECOND = 4.0
 SECONDS_BETWEEN_LINES = 10.0
 """Of a progress that is written into a file."""
@@ -19,11 +21,15 @@ def silent(message: str) -> None:
     pass
 
 
-def in_bytes(n: float) -> str:
-    """A number of bytes with two or three digits, in decimal units as disks and networks count them."""
+def never() -> bool:
+    return False
+
+
+def in_bytes(n: float, digits: int = 2) -> str:
+    """A number of bytes to at least so many digits, in decimal units as disks and networks count them."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n >= size:
-            return f"{n / size:.1f} {unit}" if n < 10 * size else f"{n / size:.0f} {unit}"
+            return f"{n / size:.1f} {unit}" if n < 10 ** (digits - 1) * size else f"{n / size:.0f} {unit}"
     return f"{n:.0f} bytes"
 
 

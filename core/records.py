@@ -19,8 +19,9 @@ StopReason = Literal["eos", "length", "cancelled"]
 Method = Literal["plain", "draft", "ngram", "ngram+draft", "early-exit", "tree"]
 
 METHODS: tuple[Method, ...] = ("plain", "draft", "ngram", "ngram+draft", "early-exit", "tree")
-KEPT = frozenset({"accepted", "corrected", "bonus", "plain"})
-"""Outcomes of the tokens that make up the output; the others are struck."""
+PRECISIONS = ("auto", "nf4", "bf16", "fp16", "fp32")
+POCKET_NAME = "pocket"
+"""The name of the bundled pair, whose settings name no target."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from core.errors import UserError
-from core.loading import POCKET_NAME
 from core.memory import (
     NF4,
     Weights,
@@ -23,6 +22,7 @@ from core.memory import (
 )
 from core.precision import Format, choose_format, quantisation_of
 from core.preview import Preview, first_line
+from core.records import POCKET_NAME
 from core.weights import packed_for_cpu
 
 BITS = {"fp4": 4, "gptq": 4, "awq": 4}

@@ -21,7 +21,7 @@ from core.errors import UserError
 from core.metrics import Spread, accepted_by_position, summarise
 from core.model import CostTable, Model, time_passes
 from core.pairs import Pair
-from core.prefill import Stop, never
+from core.progress import Stop, never
 from core.prompts import Prompt
 from core.records import SCHEMA, Method, Run, Settings
 from core.theory import expected_tokens_by_position, honest, leviathan, rule_of_thumb

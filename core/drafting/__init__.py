@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from core.prefill import Stop
+from core.progress import Stop
 
 
 @dataclass(slots=True)

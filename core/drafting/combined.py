@@ -8,7 +8,7 @@ from core.drafting import Draft
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
 from core.drafting.translate import TranslateDrafter
-from core.prefill import Stop
+from core.progress import Stop
 
 
 class CombinedDrafter:

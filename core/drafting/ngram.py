@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
-from core.prefill import Stop
+from core.progress import Stop
 
 
 class NgramDrafter:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
-from core.prefill import Stop, prefill
+from core.prefill import prefill
+from core.progress import Stop
 from core.runner import Runner
 from core.sampling import Sampling, draw
 from core.vocabulary import Translation

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.errors import UserError
-from core.prefill import Stop, prefill
+from core.prefill import prefill
+from core.progress import Stop
 from core.records import Round
 from core.runner import Runner, ids_on
 from core.sampling import Sampling, draw

@@ -183,7 +183,7 @@ def test_a_run_that_loses_says_so():
     text = words(costs_html(run, plain))
     assert "Why this is not faster on your machine" in text
     assert "yes, here" in text
-    assert "not even 100 % would do" in text
+    assert "not even 100% would do" in text
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from app.run_file import read_run_file
 from app.visit import Visit
 from core.__main__ import parser, settings_of
 from core.errors import UserError
-from core.records import KEPT, Settings
+from core.records import Settings
 
+KEPT = {"accepted", "corrected", "bonus", "plain"}
 HOSTILE = [
     "=1+1",
     "+cmd|' /C calc'!A0",

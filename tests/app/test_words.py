@@ -26,6 +26,7 @@ def test_the_header_names_device_pair_precision_memory_and_speculation() -> None
         "speculation on, draft length 4",
     ]
     assert facts(ENVIRONMENT, Settings(method="plain"))[-1] == "speculation off"
+    assert "length" not in facts(ENVIRONMENT, Settings(method="tree", draft_length=4))[-1]
 
 
 def test_model_names_are_escaped_and_folders_cut() -> None:

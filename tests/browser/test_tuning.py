@@ -93,7 +93,7 @@ def test_a_command_can_be_copied(page: Any) -> None:
     sweep(page)
     page.get_by_role("tab", name="SGLang").click()
     page.click("#copy-sglang")
-    page.wait_for_function("document.querySelector('#copy-sglang').textContent === 'Copied'")
+    page.wait_for_function("document.querySelector('.take-away .notice').innerText.includes('The command is copied')")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == page.evaluate("document.querySelector('#recipe-sglang code').textContent")
     assert copied.startswith("python3 -m sglang.launch_server")

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from core.decoding import open_lane, race
-from core.records import KEPT, Settings, run_from_dict
+from core.records import Settings, run_from_dict
 
 METHODS = ("plain", "draft", "ngram", "ngram+draft", "early-exit", "tree")
+KEPT = {"accepted", "corrected", "bonus", "plain"}
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 TOP_LEVEL = {
     "schema", "settings", "environment", "prompt", "prompt_ids", "token_ids", "text", "stop_reason", "rounds",

@@ -16,8 +16,8 @@ from app.header import pair_name, short_pair
 from app.lanes import lane_names, short_precision, target_name
 from app.race import end_event, run_head
 from app.turns import Event, Stop, fetching, loading, sentence
-from core.comparison import NEEDS_DRAFT, Contender, Heat, heats, row
 from core.errors import Cancelled, UserError
+from core.measuring.comparison import NEEDS_DRAFT, Contender, Heat, heats, row
 from core.prompts import Prompt
 from core.records import Round, Run, Settings
 

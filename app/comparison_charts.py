@@ -9,7 +9,7 @@ from typing import Any
 from app.charts import COLOURS, FEWEST_ROUNDS, SERIES, Chart, Style, add_line, figure
 
 Row = dict[str, Any]
-"""A line of the table (`core.comparison.Row` as a dictionary, with the lane's name)."""
+"""A line of the table (`core.measuring.comparison.Row` as a dictionary, with the lane's name)."""
 
 
 def speed_by_lane(rows: Sequence[Row]) -> Chart | None:

@@ -96,7 +96,7 @@ class Engine:
         """Refuse what a public page does not offer, wherever it was asked for."""
         if not self.public:
             return
-        from core.catalogue import allowed
+        from core.inspecting.catalogue import allowed
 
         own = (self.settings.target, self.settings.draft, self.settings.revision)
         if (settings.target, settings.draft, settings.revision) == own:
@@ -107,10 +107,10 @@ class Engine:
 
     def offers(self) -> list[Offer]:
         """The pairs of the catalogue but the bundled one: what is here already, then what fits, then the rest."""
-        from core.catalogue import catalogue
-        from core.hub import cached
+        from core.fetching.hub import cached
+        from core.inspecting.catalogue import catalogue
+        from core.inspecting.memory import free_memory
         from core.loading import resolve_device
-        from core.memory import free_memory
 
         device = resolve_device(self.settings.device)
         total = (free_memory(device).total or 0) if device.type != "cpu" else 0
@@ -132,7 +132,7 @@ class Engine:
 
     def inspect(self, settings: Settings) -> dict[str, Any]:
         """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files."""
-        from core.inspection import inspect_pair
+        from core.inspecting.inspection import inspect_pair
 
         self.admit(settings)
         return inspect_pair(
@@ -148,7 +148,7 @@ class Engine:
     def drafts(self, settings: Settings) -> list[tuple[str, float]]:
         """Drafts with the target's own tokens, of the catalogue and the local cache, with the speed-up predicted for
         each, the best first."""
-        from core.offers import drafts_for
+        from core.inspecting.offers import drafts_for
 
         self.admit(settings)
         found = drafts_for(
@@ -227,14 +227,14 @@ class Engine:
     def check_law(
         self, pair: Any, run: Run | None, prompt: str, settings: Settings, n: int, stop: Stop, broken: bool
     ) -> Iterator[Any]:
-        """Progress and then the result of `core.lossless.check_law`."""
-        from core.lossless import check_law
+        """Progress and then the result of `core.explaining.lossless.check_law`."""
+        from core.explaining.lossless import check_law
 
         return check_law(pair, run, prompt, settings, n, stop, broken)
 
     def check_greedy(self, pair: Any, prompts: Sequence[str], settings: Settings, stop: Stop) -> Iterator[Any]:
-        """Progress and then the result of `core.lossless.check_greedy`."""
-        from core.lossless import check_greedy
+        """Progress and then the result of `core.explaining.lossless.check_greedy`."""
+        from core.explaining.lossless import check_greedy
 
         return check_greedy(pair, prompts, settings, stop)
 

@@ -30,11 +30,11 @@ from app.turns import Event, Stop, guarded, sentence, with_pair
 from app.visit import Entry, Visit
 from app.wiring import PRIVATE, QUIET, html_block
 from core.errors import UserError
-from core.lossless import Progress
+from core.explaining.lossless import Progress
+from core.explaining.trace import trace_round
+from core.explaining.traffic import run_traffic
 from core.progress import never
 from core.records import Run, Settings
-from core.trace import trace_round
-from core.traffic import run_traffic
 
 KINDS = {
     "law": "Sampling: the same law",

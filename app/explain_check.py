@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from app.markup import chip, paragraph, plural, quoted, table
-from core.lossless import Cell, GreedyCheck, LawCheck
+from core.explaining.lossless import Cell, GreedyCheck, LawCheck
 
 SUSPICIOUS, WRONG = 0.01, 1e-4
 """p-values below which the page asks to look again, and says that the law is not the target's."""

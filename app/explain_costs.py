@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.markup import milliseconds, paragraph, plural, size, table
-from core.limits import (
+from core.explaining.limits import (
     Costs,
     batch_speed_ups,
     break_even_acceptance,
@@ -13,9 +13,9 @@ from core.limits import (
     fixed_share,
     measure,
 )
+from core.explaining.traffic import Traffic, run_traffic
 from core.metrics import summarise
 from core.records import Run
-from core.traffic import Traffic, run_traffic
 
 Finding = tuple[bool | None, str, str]
 """Whether it holds here (None: cannot be told), the condition, and the numbers that decide it."""

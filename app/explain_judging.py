@@ -9,8 +9,8 @@ from typing import Any
 from app.explain_mask import cache_bars
 from app.explain_pass import of_trace, shapes
 from app.markup import chip, paragraph, plural, probability, table, token_chip
+from core.explaining.trace import RoundTrace, drafted_by_model
 from core.records import Round, Run, Token
-from core.trace import RoundTrace, drafted_by_model
 
 
 def judged_token(round_: Round) -> Token | None:

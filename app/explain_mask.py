@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from app.markup import chip, plural, quoted
+from core.explaining.trace import RoundTrace
 from core.metrics import depths
 from core.records import Round, Run
-from core.trace import RoundTrace
 
 ROOM = 9
 """Columns that fit beside the text."""

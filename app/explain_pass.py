@@ -7,11 +7,11 @@ from html import escape
 
 from app.explain_mask import last_row
 from app.markup import chip, milliseconds, paragraph, plural, probability, shape, table, token_chip
+from core.explaining.limits import cost_table
+from core.explaining.trace import RoundTrace, TracedTensor, drafted_by_model
 from core.geometry import Geometry
-from core.limits import cost_table
 from core.metrics import depths
 from core.records import Candidate, Round, Run, Token
-from core.trace import RoundTrace, TracedTensor, drafted_by_model
 
 STAGES = {"in": "before the layers", "layer": "in every layer", "out": "after the layers"}
 

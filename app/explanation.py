@@ -8,9 +8,9 @@ from app.explain_judging import accept_step, emit_step, roll_back_step
 from app.explain_mask import mask_figure, triangle
 from app.explain_pass import draft_step, pass_step, rows_step
 from app.markup import HIDDEN, named, paragraph, plural, token_chip
+from core.explaining.trace import RoundTrace, trace_round
 from core.geometry import Geometry
 from core.records import Round, Run
-from core.trace import RoundTrace, trace_round
 
 CONTEXT, LINES = 160, 4
 """Characters and lines of text shown before the round, at most."""

@@ -16,8 +16,8 @@ MOST_DRAFTS = 3
 def card_html(
     found: dict[str, Any], why: str = "", gated: bool = False, drafts: Sequence[tuple[str, float]] = ()
 ) -> str:
-    """The card of `core.inspection.Inspection.to_dict()`; `why` is the catalogue's line on the pair, `drafts` are other
-    drafts for its target with the speed-up predicted for each, the best first."""
+    """The card of an `Inspection` (core.inspecting), `to_dict()`; `why` is the catalogue's line on the pair, `drafts`
+    are other drafts for its target with the speed-up predicted for each, the best first."""
     headline, *rest = found["verdict"]
     if gated:
         rest.insert(0, "Gated: accept its terms on its Hub page, then log in (hf auth login) or set HF_TOKEN.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
-from core.sweep_report import basis_at, points_at
+from core.measuring.sweep_report import basis_at, points_at
 
 QUESTIONS = (
     "How many tokens should the draft propose here?",

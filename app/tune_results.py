@@ -11,13 +11,13 @@ import gradio as gr
 from app.production import Deployment, Recipe, placeholders, recipes
 from app.sweep_charts import QUESTIONS, acceptance_by_depth, cost_by_rows, speedup_by_length
 from app.wiring import QUIET, html_block
-from core.records import Settings
-from core.sweep_report import (
+from core.measuring.sweep_report import (
     describe_alternative,
     describe_document_costs,
     describe_positions,
     describe_prediction,
 )
+from core.records import Settings
 
 ENGINES = ("vLLM", "SGLang", "llama.cpp", "transformers")
 Document = dict[str, Any]

@@ -130,9 +130,9 @@ def generate(arguments: argparse.Namespace) -> None:
 
 def bench(arguments: argparse.Namespace) -> None:
     from core.bench import bench as measure
-    from core.bench_report import table
-    from core.growth import contexts_of, growth
     from core.loading import load_pair
+    from core.measuring.bench_report import table
+    from core.measuring.growth import contexts_of, growth
     from core.prompts import read_prompts
 
     names = [name.strip() for name in arguments.methods.split(",")]
@@ -154,10 +154,10 @@ def bench(arguments: argparse.Namespace) -> None:
 
 def sweep(arguments: argparse.Namespace) -> None:
     from core.loading import load_pair
+    from core.measuring.sweep_report import report
     from core.prompts import one_of_each_kind, read_prompts
     from core.sweep import finish as measure
     from core.sweep import sweep as steps
-    from core.sweep_report import report
 
     settings = settings_of(arguments)
     lengths = numbers(arguments.draft_lengths, "--draft-lengths", int)
@@ -177,9 +177,9 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    from core.cards import inspection_card
-    from core.inspection import inspect_pair
-    from core.offers import drafts_for
+    from core.inspecting.cards import inspection_card
+    from core.inspecting.inspection import inspect_pair
+    from core.inspecting.offers import drafts_for
 
     given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}
     found = inspect_pair(
@@ -193,8 +193,8 @@ def inspect(arguments: argparse.Namespace) -> None:
 
 
 def pairs(arguments: argparse.Namespace) -> None:
-    from core.cards import offers_table
-    from core.offers import offers, offers_document
+    from core.inspecting.cards import offers_table
+    from core.inspecting.offers import offers, offers_document
 
     found = offers(arguments.device, arguments.precision)
     if arguments.json != "-":

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from core.bandwidth import describe_bandwidth
 from core.clock import PassTimer
 from core.decoding import open_lane
 from core.draft_length import Seconds
 from core.environment import describe_environment
+from core.measuring.bandwidth import describe_bandwidth
+from core.measuring.peers import PEERS, run_peer
 from core.metrics import Spread, summarise
 from core.model import Model, time_passes
 from core.pairs import Pair
-from core.peers import PEERS, run_peer
 from core.records import SCHEMA, Run, Settings
 from core.theory import Promise, promise
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from core.memory import is_experts, lookup_tables
+from core.inspecting.memory import is_experts, lookup_tables
 from core.model import Model, quantisation_bytes
 
 OUTPUTS = ("o_proj", "c_proj", "dense", "out_proj", "wo")

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
-from core import memory
 from core.errors import Cancelled, UserError
 from core.exhaustion import out_of_memory, release_memory
-from core.hub import fetch
+from core.fetching.hub import fetch
+from core.inspecting import memory
 from core.model import CostTable, Model
 from core.pairs import Pair, same_tokens
 from core.precision import POCKET, Format, choose_format, quantisation_of

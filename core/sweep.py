@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from core.costs import CURVE
 from core.decoding import open_lane, race
 from core.draft_length import LONGEST
 from core.drafting.build import available
 from core.drafting.early_exit import exit_layer
 from core.environment import describe_environment
 from core.errors import UserError
+from core.measuring.costs import CURVE
 from core.metrics import Spread, accepted_by_position, summarise
 from core.model import CostTable, Model, time_passes
 from core.pairs import Pair

@@ -18,8 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from core.bench import bench
-from core.bench_report import table
 from core.loading import POCKET, load_pair
+from core.measuring.bench_report import table
 from core.prompts import read_prompts
 from core.records import Settings
 

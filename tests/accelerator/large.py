@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from core.bandwidth import describe_bandwidth
 from core.clock import PassTimer
 from core.decoding import speculative
 from core.draft_length import Adaptive, Controller, Fixed
 from core.environment import describe_environment
 from core.graph import GraphRunner
+from core.measuring.bandwidth import describe_bandwidth
+from core.measuring.peers import run_peer
 from core.metrics import Spread, summarise
 from core.model import CostTable, Model, time_passes
 from core.pairs import Pair
-from core.peers import run_peer
 from core.records import Run, Settings
 from core.runner import DynamicRunner
 from core.text import Detokenizer

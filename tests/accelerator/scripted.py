@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
-from core.prefill import Stop, prefill
+from core.prefill import prefill
+from core.progress import Stop
 from core.runner import Runner, ids_on
 
 CERTAIN = 1e4

@@ -9,11 +9,11 @@ import torch
 from tiny import VOCABULARY, random_model, random_prompt
 from torch import nn
 
-from core.bandwidth import copy_bandwidth
 from core.clock import Clock, off_the_clock
 from core.decoding import open_lane
 from core.drafting.model import ModelDrafter
 from core.graph import GraphRunner, why_not
+from core.measuring.bandwidth import copy_bandwidth
 from core.metrics import first_divergence
 from core.records import METHODS, Settings
 from core.rounds import take_step

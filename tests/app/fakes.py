@@ -13,7 +13,7 @@ from fake_sweep import fake_sweep
 
 from app.engine import Engine, Offer
 from core.errors import UserError
-from core.lossless import Cell, GreedyCheck, LawCheck, Progress
+from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
 from core.metrics import Divergence
 from core.records import Candidate, Round, Run, Settings, Token
 
@@ -82,7 +82,7 @@ ENVIRONMENT = {
 
 
 def inspection(settings: Settings) -> dict[str, Any]:
-    """What `core.inspection` finds of a pair, made up: the larger it is by name, the less it fits."""
+    """What `core.inspecting.inspection` finds of a pair, made up: the larger it is by name, the less it fits."""
     large = "large" in (settings.target or "")
     model = {"name": settings.target or "pocket", "layers": 16, "chat": False, "download_bytes": 8_100_000_000 * large}
     forecasts = [{"acceptance": a, "draft_length": 5, "speedup": s} for a, s in ((0.6, 1.6), (0.7, 2.0), (0.8, 2.6))]

@@ -11,10 +11,10 @@ from fakes import ENVIRONMENT
 from app import charts
 from app.charts import COLOURS, SERIES, add_line, figure
 from app.sweep_charts import PREDICTED, acceptance_by_depth, cost_by_rows, speedup_by_length
+from core.measuring.sweep_report import points_at
 from core.prompts import Prompt
 from core.records import Settings
 from core.sweep import finish
-from core.sweep_report import points_at
 
 LENGTHS = [1, 2, 4, 8]
 

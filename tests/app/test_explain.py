@@ -15,7 +15,7 @@ from app.explain_costs import costs_html
 from app.explanation import interesting_round, walk
 from app.markup import chip, probability, quoted, shape, size
 from app.visit import Visit
-from core.lossless import Cell, GreedyCheck, LawCheck
+from core.explaining.lossless import Cell, GreedyCheck, LawCheck
 from core.records import Candidate, Round, Run, Settings, Token
 from core.theory import expected_tokens
 

@@ -92,7 +92,7 @@ def test_the_list_begins_with_the_pair_of_the_start():
 
 def test_the_catalogue_offers_what_is_here_first_then_what_fits(monkeypatch):
     monkeypatch.setattr(
-        "core.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
+        "core.fetching.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
     )
     offers = Engine(Settings(device="cpu")).offers()
     assert (offers[0].name, offers[0].cached) == ("qwen3-14b", True)
@@ -174,7 +174,7 @@ def test_strangers_get_what_is_offered_by_every_way(monkeypatch, asked, allowed,
     monkeypatch.setattr("core.loading.fetch_pair", lambda *_: reached.append(1))
     monkeypatch.setattr("core.loading.load_pair", lambda *_: reached.append(1) or pair)
     report = SimpleNamespace(to_dict=dict)
-    monkeypatch.setattr("core.inspection.inspect_pair", lambda *_, **__: reached.append(1) or report)
+    monkeypatch.setattr("core.inspecting.inspection.inspect_pair", lambda *_, **__: reached.append(1) or report)
     if allowed:
         getattr(engine, way)(asked)
         return

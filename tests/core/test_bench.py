@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from core.__main__ import main
-from core.bandwidth import bytes_read, copy_bandwidth
 from core.bench import LENGTHS, bench, run_timed
-from core.bench_report import table
 from core.clock import PassTimer
 from core.errors import UserError
-from core.growth import NEW_TOKENS, contexts_of, growth, padded_prompt
-from core.peers import run_peer
+from core.measuring.bandwidth import bytes_read, copy_bandwidth
+from core.measuring.bench_report import table
+from core.measuring.growth import NEW_TOKENS, contexts_of, growth, padded_prompt
+from core.measuring.peers import run_peer
 from core.prompting import encode_prompt
 from core.records import Round, Settings, Token
 from core.theory import expected_tokens, honest, promise

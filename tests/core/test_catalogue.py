@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from core.catalogue import allowed, catalogue, find_pair, read_catalogue, relatives
-from core.memory import NF4, cache_bytes, skeleton, weights, workspace_bytes
-from core.preview import catalogue_config
+from core.inspecting.catalogue import allowed, catalogue, find_pair, read_catalogue, relatives
+from core.inspecting.memory import NF4, cache_bytes, skeleton, weights, workspace_bytes
+from core.inspecting.preview import catalogue_config
 
 MODELS = read_catalogue().models
 PAIRS = {pair.name: pair for pair in catalogue()}

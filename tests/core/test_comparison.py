@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.comparison import Contender, heats, row
+from core.measuring.comparison import Contender, heats, row
 from core.records import Candidate, Round, Run, Settings, Token
 
 ENVIRONMENT = {"target": {"weight_bytes": 100}, "draft": {"weight_bytes": 7}}

@@ -14,9 +14,9 @@ from huggingface_hub import constants
 from stand_in_hub import COMMIT, stand_in_hub
 from tiny import make_tokenizer
 
-from core import download, hub
 from core.errors import Cancelled, UserError
-from core.hub import cached, fetch
+from core.fetching import download, hub
+from core.fetching.hub import cached, fetch
 from core.progress import Meter, console, in_bytes
 
 NAME = "someone/model"

@@ -13,18 +13,18 @@ from stand_in_hub import stand_in_hub
 from tiny import PADDED, make_tokenizer, random_model
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from core import inspection
 from core.__main__ import main
 from core.errors import UserError
-from core.hub import fetch
-from core.inspection import inspect_pair, predict
-from core.likeness import compare_vocabularies
+from core.fetching.hub import fetch
+from core.inspecting import inspection
+from core.inspecting.inspection import inspect_pair, predict
+from core.inspecting.likeness import compare_vocabularies
+from core.inspecting.memory import Free
+from core.inspecting.offers import drafts_for, offers
+from core.inspecting.preview import Preview, catalogue_config, preview
+from core.inspecting.sizing import size_up
 from core.loading import load_pair
-from core.memory import Free
-from core.offers import drafts_for, offers
-from core.preview import Preview, catalogue_config, preview
 from core.records import Settings
-from core.sizing import size_up
 
 CPU = torch.device("cpu")
 OTHER_WORDS = "zyx wvu tsr qpo " * 20
@@ -110,7 +110,7 @@ def test_the_same_size_is_not_the_same_tokenizer(tmp_path):
 
 def test_too_few_tokens_in_common_cannot_draft(target, tmp_path, monkeypatch):
     other = save(tmp_path, tokenizer=make_tokenizer(OTHER_WORDS), num_hidden_layers=1)
-    monkeypatch.setattr("core.likeness.LEAST_SHARED", 1.1)
+    monkeypatch.setattr("core.inspecting.likeness.LEAST_SHARED", 1.1)
     found = inspect_pair(target, other, precision="fp32")
     assert (found.level, found.predictions) == ("bad", ())
     assert "too few to draft with" in found.verdict[0]
@@ -193,7 +193,7 @@ def test_files_that_do_not_belong_to_their_config(target, tmp_path):
 
 
 def test_a_model_whose_kernel_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.sizing.packed_for_cpu", lambda device: True)
+    monkeypatch.setattr("core.inspecting.sizing.packed_for_cpu", lambda device: True)
     found = inspect_pair(save(tmp_path, "gpt2", n_embd=40), precision="nf4")
     assert (found.level, "choose bf16" in found.verdict[0]) == ("bad", True)
 

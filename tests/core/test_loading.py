@@ -10,8 +10,8 @@ from test_nf4 import save_nf4
 from tiny import make_tokenizer, random_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from core import hub
 from core.errors import UserError
+from core.fetching import hub
 from core.loading import load_model, load_pair, refuse_unsupported
 from core.records import Settings
 

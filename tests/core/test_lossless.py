@@ -12,7 +12,7 @@ from test_mutants import accept_by_ratio_of_argmax, match_and_draw_again, no_bon
 from core import judging
 from core.decoding import open_lane
 from core.errors import UserError
-from core.lossless import (
+from core.explaining.lossless import (
     GreedyCheck,
     LawCheck,
     Progress,

@@ -8,12 +8,12 @@ from test_nf4 import save_nf4
 from tiny import ARCHITECTURES, COMMON, make_tokenizer, random_model
 from transformers import AutoConfig
 
-from core import memory
 from core.errors import UserError
+from core.inspecting import memory
+from core.inspecting.memory import NF4, cache_bytes, quantised_weights, skeleton, weights, workspace_bytes
+from core.inspecting.preview import preview
+from core.inspecting.sizing import size_up
 from core.loading import load_model
-from core.memory import NF4, cache_bytes, quantised_weights, skeleton, weights, workspace_bytes
-from core.preview import preview
-from core.sizing import size_up
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
@@ -70,7 +70,7 @@ def test_weights_are_what_loading_takes(saved, shape, precision):
 
 
 def test_what_the_4_bit_kernel_of_a_cpu_cannot_run_is_said(saved, monkeypatch):
-    monkeypatch.setattr("core.sizing.packed_for_cpu", lambda device: True)
+    monkeypatch.setattr("core.inspecting.sizing.packed_for_cpu", lambda device: True)
     odd = size_up(preview(str(saved("odd widths"))), CPU, "nf4")
     assert "choose bf16" in odd.obstacle
     assert size_up(preview(str(saved("odd widths"))), CPU, "bf16").obstacle is None

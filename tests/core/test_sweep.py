@@ -7,12 +7,12 @@ import random
 import pytest
 
 from core.__main__ import main
-from core.costs import CURVE, describe_costs
 from core.errors import UserError
+from core.measuring.costs import CURVE, describe_costs
+from core.measuring.sweep_report import describe_best, describe_positions, describe_prediction, report
 from core.prompts import Prompt, one_of_each_kind, read_prompts
 from core.records import Round, Run, Settings, Token
 from core.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
-from core.sweep_report import describe_best, describe_positions, describe_prediction, report
 from core.theory import honest, leviathan, rule_of_thumb
 
 PROMPTS = [Prompt("fox", "the quick brown fox"), Prompt("count", "one two three one two three one two")]

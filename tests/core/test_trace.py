@@ -18,12 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from core.decoding import open_lane
 from core.errors import UserError
+from core.explaining.trace import draft_cache, logits_rows, trace_pass, trace_round
 from core.geometry import Geometry, decoder_layers, describe_geometry
 from core.graph import GraphRunner
 from core.model import Model
 from core.records import Settings, run_from_dict
 from core.runner import DynamicRunner
-from core.trace import draft_cache, logits_rows, trace_pass, trace_round
 
 NAMED = ("llama", "qwen2", "gpt2")
 CACHED, FED = 11, 4

@@ -5,8 +5,7 @@ import torch
 from tiny import VOCABULARY, make_tokenizer, random_model
 
 from core.decoding import open_lane
-from core.geometry import Geometry, describe_geometry
-from core.limits import (
+from core.explaining.limits import (
     batch_speed_ups,
     break_even_acceptance,
     break_even_length,
@@ -15,10 +14,11 @@ from core.limits import (
     fixed_share,
     measure,
 )
+from core.explaining.traffic import run_traffic, weights_read
+from core.geometry import Geometry, describe_geometry
 from core.model import CostTable, Model
 from core.records import Round, Run, Settings, Token, run_from_dict
 from core.theory import expected_tokens
-from core.traffic import run_traffic, weights_read
 
 
 def model_of(architecture, **changes):

@@ -23,8 +23,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from core.download import RemoteFile, bytes_here, download, transport_error
 from core.errors import UserError
+from core.fetching.download import RemoteFile, bytes_here, download, transport_error
 from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.inspection import Inspection, Memory, ModelCard, Prediction
-from core.offers import Offer, Suggestion
+from core.inspecting.inspection import Inspection, Memory, ModelCard, Prediction
+from core.inspecting.offers import Offer, Suggestion
+from core.inspecting.verdict import EXPECTED
 from core.progress import in_bytes
-from core.verdict import EXPECTED
 
 FITS = {"yes": "fits", "tight": "just fits", "no": "too large", "unknown": "?"}
 

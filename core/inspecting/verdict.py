@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from core.likeness import Likeness
+from core.inspecting.likeness import Likeness
 from core.progress import in_bytes
 
 if TYPE_CHECKING:
-    from core.inspection import Level, Memory, ModelCard, Prediction
+    from core.inspecting.inspection import Level, Memory, ModelCard, Prediction
 
 EXPECTED = 0.7
 """The acceptance rate the verdict speaks of."""

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import torch
 
-from core.catalogue import find_pair
 from core.errors import UserError
-from core.likeness import Likeness, compare_vocabularies
+from core.inspecting.catalogue import find_pair
+from core.inspecting.likeness import Likeness, compare_vocabularies
+from core.inspecting.memory import free_memory
+from core.inspecting.preview import preview
+from core.inspecting.sizing import Sized, size_up
+from core.inspecting.verdict import judge
 from core.loading import resolve_device
-from core.memory import free_memory
-from core.preview import preview
 from core.records import POCKET_NAME
-from core.sizing import Sized, size_up
 from core.theory import best_length, leviathan
-from core.verdict import judge
 
 SCHEMA = 1
 ALPHAS = (0.6, 0.7, 0.8)

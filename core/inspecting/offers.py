@@ -11,17 +11,17 @@ import torch
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
-from core.catalogue import CataloguePair, catalogue, read_catalogue, relatives
 from core.errors import UserError
-from core.hub import cached
-from core.inspection import CONTEXT, Fit, measure_memory, predict
-from core.likeness import same_vocabulary
+from core.fetching.hub import cached
+from core.inspecting.catalogue import CataloguePair, catalogue, read_catalogue, relatives
+from core.inspecting.inspection import CONTEXT, Fit, measure_memory, predict
+from core.inspecting.likeness import same_vocabulary
+from core.inspecting.preview import Preview, catalogue_config, preview, read_folder
+from core.inspecting.sizing import Sized, size_up
+from core.inspecting.verdict import EXPECTED
 from core.loading import resolve_device
 from core.precision import POCKET
-from core.preview import Preview, catalogue_config, preview, read_folder
 from core.records import POCKET_NAME
-from core.sizing import Sized, size_up
-from core.verdict import EXPECTED
 
 SCHEMA = 1
 PADDING = 1024

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from core.explaining.trace import drafted_by_model
 from core.geometry import Geometry
 from core.metrics import depths
 from core.records import Round, Run
-from core.trace import drafted_by_model
 
 
 @dataclass(frozen=True, slots=True)

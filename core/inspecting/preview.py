@@ -17,9 +17,9 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 from transformers import AutoConfig, AutoTokenizer
 
-from core.catalogue import read_catalogue
 from core.errors import UserError
-from core.hub import cached, explained, local_folder, out_of_reach
+from core.fetching.hub import cached, explained, local_folder, out_of_reach
+from core.inspecting.catalogue import read_catalogue
 from core.loading import refuse_unsupported
 from core.precision import POCKET
 from core.records import POCKET_NAME

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-CATALOGUE = Path(__file__).parent.parent / "assets" / "pairs.toml"
+CATALOGUE = Path(__file__).parent.parent.parent / "assets" / "pairs.toml"
 Kind = Literal["code", "chat", "base", "moe", "early-exit"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.catalogue import read_catalogue
 from core.errors import UserError
-from core.preview import Preview
+from core.inspecting.catalogue import read_catalogue
+from core.inspecting.preview import Preview
 from core.vocabulary import LEAST_SHARED, token_bytes
 
 ROLES = ("bos", "eos", "pad", "unk")

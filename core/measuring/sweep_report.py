@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from core.costs import describe_costs
+from core.measuring.costs import describe_costs
 
 DOUBTFUL = 0.2
 """Measured and predicted speed-up should be nearer than this share of each other."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from core.errors import UserError
-from core.memory import (
+from core.inspecting.memory import (
     NF4,
     Weights,
     cache_bytes,
@@ -20,8 +20,8 @@ from core.memory import (
     whole_blocks,
     workspace_bytes,
 )
+from core.inspecting.preview import Preview, first_line
 from core.precision import Format, choose_format, quantisation_of
-from core.preview import Preview, first_line
 from core.records import POCKET_NAME
 from core.weights import packed_for_cpu
 

@@ -63,21 +63,21 @@ class Adaptive:
     up, takes more than PROBING of the time. A pure function of costs and outcomes.
     """
 
-    PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 3.0, 0.96
+    PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 2.0, 0.96
     FIRST_PAUSE, LONGEST_PAUSE = 4, 64
-    PROBING = 0.02
+    PROBING = 0.01
 
     def __init__(self, target: Seconds, draft: Seconds, longest: int = 16) -> None:
-        self._target, self._draft = target, draft
+        self._target = [target(n) for n in range(1, longest + 2)]
+        self._draft = draft
+        self._step = draft(1)
         self._pooled = Tally(self.PRIOR * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT)
         self._by_position: list[Tally] = []
-        self._longest = longest
         self._behind = 0
         self._pause, self._since = self.FIRST_PAUSE, 0
 
     def next(self) -> int:
-        best = max(range(self._longest + 1), key=self._rate)
-        if best:
+        if best := self._best():
             self._pause, self._since = self.FIRST_PAUSE, 0
             return best
         self._since += 1
@@ -103,14 +103,19 @@ class Adaptive:
 
     def _probe_in_steps(self) -> float:
         """What drafting and checking one token costs beyond a plain step, in plain steps."""
-        return (self._draft(1 + self._behind) + self._target(2)) / self._target(1) - 1
+        return (self._draft(1 + self._behind) + self._target[1]) / self._target[0] - 1
 
-    def _rate(self, gamma: int) -> float:
-        """Expected tokens per second of a round with this draft length."""
+    def _best(self) -> int:
+        """The length with the most expected tokens per second; `_target[γ]` is a pass over γ + 1 tokens."""
+        best, most = 0, 1 / self._target[0]
         expected, reached = 1.0, 1.0
-        for position in range(gamma):
-            known = self._by_position[position : position + 1]
+        drafting = self._draft(1 + self._behind)
+        for gamma in range(1, len(self._target)):
+            known = self._by_position[gamma - 1 : gamma]
             reached *= (known[0] if known else self._pooled).rate
             expected += reached
-        drafting = self._draft(1 + self._behind) + (gamma - 1) * self._draft(1) if gamma else 0.0
-        return expected / (drafting + self._target(gamma + 1))
+            rate = expected / (drafting + self._target[gamma])
+            if rate > most:
+                best, most = gamma, rate
+            drafting += self._step
+        return best

@@ -44,6 +44,8 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     q [γ, vocab] float32: row i is what tokens[i] was drawn from, or None for point masses; uniforms [γ+1] in [0, 1):
     one per acceptance test and one for the token that follows. No data-dependent control flow: one pass on a device.
     """
+    if not len(tokens):
+        return Verdict(torch.zeros((), dtype=torch.long, device=p.device), draw(p[0], uniforms[0]))
     drafted = tokens[:, None]
     p_of = p[:-1].gather(1, drafted)[:, 0]
     if q is None:

@@ -217,7 +217,7 @@ class Explain:
         self, kind: str, continuations: Any, prompt: str, settings: Settings, run: Run | None, stop: Stop
     ) -> Iterator[Event]:
         """`progress` and, last, `result` with the check as `found` and as `html`."""
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise UserError(f"There is no check {str(kind)[:40]!r}; choose one of {', '.join(KINDS)}.")
         if not isinstance(continuations, (int, float)) or not FEWEST <= continuations <= self.most:
             raise UserError(f"Continuations must be a number between {FEWEST} and {self.most:,}.")
@@ -291,8 +291,10 @@ class Explain:
 
         def events() -> Iterator[Event]:
             base = self.engine.settings
-            if unknown := set(given) - set(CONTROLS):
-                raise UserError(f"There is no setting {min(unknown)!r}; known are {', '.join(CONTROLS)}.")
+            if not isinstance(given, dict):
+                raise UserError("The settings must be an object with fields of a run document's settings.")
+            if unknown := [name for name in given if name not in CONTROLS]:
+                raise UserError(f"There is no setting {unknown[0]!r}; known are {', '.join(CONTROLS)}.")
             controls = {name: given.get(name, getattr(base, name)) for name in CONTROLS}
             asked = settings_from(base, **controls)
             yield from self._events(kind, continuations, prompt_text(prompt), asked, None, never)

@@ -63,7 +63,7 @@ class Adaptive:
     up, takes more than PROBING of the time. A pure function of costs and outcomes.
     """
 
-    PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 2.0, 0.96
+    PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 2.5, 0.96
     FIRST_PAUSE, LONGEST_PAUSE = 4, 64
     PROBING = 0.01
 

@@ -220,7 +220,7 @@ def _load(source: Source, device: torch.device, placement: Placement, progress: 
         tokenizer=tokenizer,
         precision=source.format.precision,
         stop_ids=_stop_ids(folder, tokenizer, config),
-        context_length=getattr(config, "max_position_embeddings", None) or 2048,
+        context_length=getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 2048,
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
         notes=list(source.format.notes),
     )

@@ -1,15 +1,16 @@
-"""An automated check (axe) of every tab, light and dark: no serious violation in what is ours."""
+"""An automated check (axe) of every tab with something in it, light and dark: no serious violation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from driving import run_to_end
 
-TABS = ("Playground", "Compare", "Tune", "Explain", "History")
 SERIOUS = ("serious", "critical")
+GRADIOS = {("aria-prohibited-attr", '<div aria-label="Empty value" class="empty')}
+"""What Gradio's own elements break: rule, and how the element begins. This one is a plot before its figure."""
 
 
 @pytest.fixture
@@ -24,24 +25,49 @@ def violations(axe: Any, page: Any) -> Iterator[tuple[str, str, str]]:
     for found in response["violations"]:
         if found["impact"] in SERIOUS:
             for node in found["nodes"]:
+                if any(found["id"] == rule and node["html"].startswith(start) for rule, start in GRADIOS):
+                    continue
                 yield found["id"], node["html"][:200], node["failureSummary"]
 
 
+def compare(page: Any) -> None:
+    page.click("#compare-run")
+    page.wait_for_selector(".comparison tbody tr")
+    page.wait_for_function("document.querySelector('.comparison').dataset.state === 'idle'")
+
+
+def tune(page: Any) -> None:
+    page.click("#tune-run")
+    page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
+
+
+FILLED: dict[str, Callable[[Any], Any]] = {
+    "Playground": lambda page: page.locator("#speculative-stream .t").first.click(),
+    "Compare": compare,
+    "Tune": tune,
+    "Explain": lambda page: page.wait_for_selector("#explain-walk .steps"),
+    "History": lambda page: page.wait_for_selector(".history tbody tr"),
+}
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_violation_on_any_tab(axe: Any, app: str, visit: Any, scheme: str) -> None:
-    page = visit(f"{app}?__theme={scheme}", color_scheme=scheme)
+def test_no_serious_violation_on_any_tab(
+    axe: Any, scripted: tuple[Any, str], engine: Any, visit: Any, scheme: str
+) -> None:
+    page = visit(f"{scripted[1]}?__theme={scheme}", color_scheme=scheme)
     run_to_end(page)
     found = []
-    for tab in TABS:
+    for tab, fill in FILLED.items():
         page.get_by_role("tab", name=tab, exact=True).click()
+        fill(page)
         page.wait_for_timeout(300)
         found += [(tab, *each) for each in violations(axe, page)]
     assert not found, "\n".join(map(str, found))
 
 
-def test_the_check_finds_what_is_wrong(axe: Any, app: str, visit: Any) -> None:
-    page = visit(app)
+def test_the_check_finds_what_is_wrong(axe: Any, scripted: tuple[Any, str], visit: Any) -> None:
+    page = visit(scripted[1])
     page.evaluate(
-        "document.querySelector('.race').insertAdjacentHTML('beforeend', '<img src=\"data:,\"><button></button>')"
+        """document.querySelector('.race').insertAdjacentHTML('beforeend', '<img src="data:,"><button></button>')"""
     )
     assert {rule for rule, *_ in violations(axe, page)} >= {"image-alt", "button-name"}

@@ -10,10 +10,12 @@ import inspect
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 from fakes import FakeEngine
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 from app.device import Device
 from app.engine import Engine
 from app.links import read_link
+from app.page import build
 from app.playground import Playground
 from app.run_file import read_run_file
 from app.settings import CONTROLS, settings_from
@@ -198,3 +201,27 @@ def test_links(query: str) -> None:
         values, refused = read_link(text, start, lambda **controls: settings_from(Settings(), **controls))
         assert all(map(is_sentence, refused))
         json.dumps(values, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["generate", "compare", "sweep", "trace", "lossless"])
+def test_endpoints(name: str) -> None:
+    """What programs may call, with anything for any argument: an answer, or an error in a sentence."""
+    logging.getLogger("app.turns").setLevel(logging.CRITICAL)
+    page = build(FakeEngine(pace=0), public=True)
+    call = next(found.fn for found in page.fns.values() if found.api_name == name)
+    required = {"prompt": "def f():", "document": {}, "settings": {}, "lanes": [{}, {"method": "plain"}]}
+    names = [each for each in inspect.signature(call).parameters if each not in ("visit", "request")]
+
+    @settings(parent=fuzzed, max_examples=CASES // 10)
+    @given(st.dictionaries(st.sampled_from(names), st.one_of(ANYTHING, SENSIBLE), max_size=3))
+    def attempt(changes: dict[str, Any]) -> None:
+        arguments = {key: value for key, value in required.items() if key in names} | changes
+        sentence = None
+        try:
+            answer = call(**arguments)
+            answer = list(answer) if isinstance(answer, Iterator) else answer
+        except (gr.Error, UserError) as error:
+            sentence = str(getattr(error, "message", error))
+        assert sentence is None or (is_sentence(sentence) and sentence != OUR_FAULT)
+
+    attempt()

@@ -11,6 +11,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the processes are told what there is
 def pytest_collection_modifyitems(items):
     """Files whose tests share something slow to make stay together when several processes test."""
     for item in items:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from driving import free_port
 from fakes import FakeEngine
 
 from app.api import leave_to_programs
@@ -21,7 +22,7 @@ PLUMBING = {"/read_address", "/take", "/table", "/show", "/remove", "/open", "/d
 @pytest.fixture(scope="module")
 def page() -> Iterator[Any]:
     made = build(FakeEngine(pace=0))
-    made.launch(prevent_thread_lock=True, quiet=True, **launch_options())
+    made.launch(server_port=free_port(), prevent_thread_lock=True, quiet=True, **launch_options())
     yield made
     made.close(verbose=False)
 

@@ -68,7 +68,8 @@ def main(address: str, folder: Path) -> None:
                 open_tab(page, name)
                 act(page)
                 page.wait_for_timeout(400)
-                page.screenshot(path=folder / f"{name.lower()}-{view}.png", full_page=name != "Playground")
+                whole = name in ("Compare", "Tune") and view != "phone"
+                page.screenshot(path=folder / f"{name.lower()}-{view}.png", full_page=whole)
         browser.close()
 
 

@@ -152,7 +152,9 @@ def test_keys_compare_and_leave_the_playground_alone(page: Any, engine: Any) -> 
 def test_as_many_columns_as_lanes(page: Any) -> None:
     page.locator("#compare-count").get_by_label("2").check()
     page.wait_for_function("document.querySelectorAll('.comparison .pane:not([hidden])').length === 2")
-    assert page.locator(".compare-lane:visible").count() == 2
+    page.wait_for_function(
+        "[...document.querySelectorAll('.compare-lane')].filter(e => e.checkVisibility()).length === 2"
+    )
     page.hover("#compare-count")
     assert page.inner_text("#help p").startswith("How many ways to decode")
     choose(page, 2, "Method", "Draft model")

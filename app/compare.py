@@ -15,7 +15,7 @@ from app.comparison_charts import acceptance_by_position, speed_by_lane, weights
 from app.device import Device
 from app.engine import Engine
 from app.lanes import FEWEST, MOST, lanes_from, short_precision
-from app.picker import OTHER, Choice
+from app.picker import OTHER, Choice, model_field
 from app.playground import starting_prompts
 from app.settings import CONTROLS, LONGEST_DRAFT, MOST_NEW_TOKENS, prompt_text
 from app.sidebar import METHODS
@@ -304,8 +304,10 @@ class Compare:
                 min_width=80,
                 scale=4,
             )
-        target = _name(f"Target of lane {number}", "A Hub id or a folder on this machine.")
-        draft = _name(f"Draft of lane {number}", "A Hub id or a folder; empty for methods that need no second model.")
+        target = model_field(f"Target of lane {number}", "A Hub id or a folder on this machine.")
+        draft = model_field(
+            f"Draft of lane {number}", "A Hub id or a folder; empty for methods that need no second model."
+        )
         pair.change(lambda value: [gr.update(visible=value == OTHER)] * 2, pair, [target, draft], **QUIET)
         return pair, target, draft, precision, chosen, length
 
@@ -330,10 +332,6 @@ def component(lanes: int) -> gr.HTML:
 def script() -> str:
     """The component's JavaScript: one function body, its files in order."""
     return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)
-
-
-def _name(label: str, info: str) -> gr.Textbox:
-    return gr.Textbox("", label=label, info=info, visible=False, max_lines=1, placeholder="owner/model or folder")
 
 
 def _follow(count: gr.Radio, columns: list[gr.Column]) -> None:

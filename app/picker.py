@@ -74,6 +74,13 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
+def model_field(
+    label: str, info: str, placeholder: str = "owner/model or folder", elem_id: str | None = None
+) -> gr.Textbox:
+    """Where a model is named by hand; hidden until that is asked for."""
+    return gr.Textbox("", label=label, info=info, placeholder=placeholder, visible=False, max_lines=1, elem_id=elem_id)
+
+
 class Picker:
     """The list, the fields of a pair that is typed, the card, and Unload."""
 
@@ -95,31 +102,21 @@ class Picker:
                 filterable=False,
                 elem_id="pair",
             ),
-            "target": gr.Textbox(
-                "",
-                label="Target",
-                info="A Hub id such as Qwen/Qwen3-4B, or a folder with a config and safetensors on this machine.",
-                placeholder="owner/model or folder",
-                visible=False,
-                max_lines=1,
+            "target": model_field(
+                "Target",
+                "A Hub id such as Qwen/Qwen3-4B, or a folder with a config and safetensors on this machine.",
                 elem_id="pair-target",
             ),
-            "draft": gr.Textbox(
-                "",
-                label="Draft",
-                info="The same, for the small model. Empty: no draft model; n-grams and early exit need none.",
-                placeholder="owner/model, folder, or empty",
-                visible=False,
-                max_lines=1,
+            "draft": model_field(
+                "Draft",
+                "The same, for the small model. Empty: no draft model; n-grams and early exit need none.",
+                "owner/model, folder, or empty",
                 elem_id="pair-draft",
             ),
-            "revision": gr.Textbox(
-                "",
-                label="Revision",
-                info="A branch, tag or commit of the target on the Hub. Empty: the newest.",
-                placeholder="main",
-                visible=False,
-                max_lines=1,
+            "revision": model_field(
+                "Revision",
+                "A branch, tag or commit of the target on the Hub. Empty: the newest.",
+                "main",
                 elem_id="pair-revision",
             ),
         }

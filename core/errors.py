@@ -7,3 +7,8 @@ class UserError(Exception):
 
 class Cancelled(Exception):  # noqa: N818 (not an error)
     """Raised inside the engine when its caller asked it to stop."""
+
+
+def first_line(error: Exception, longest: int = 300) -> str:
+    """What a library's error says, as far as it fits into a sentence of ours; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]

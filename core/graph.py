@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from core.clock import off_the_clock, synchronise, timed_pass
+from core.errors import first_line
 from core.runner import DynamicRunner, early_exit_network
 from core.static_cache import Inputs, StaticStore, run_pass
 
@@ -50,7 +51,7 @@ def why_not_static(network: Any) -> str | None:
         ids = torch.tensor(SAMPLE, device=runners[0].device) % config.vocab_size
         own, ours = (runner.feed(ids).float() for runner in runners)
     except Exception as error:  # whatever a model's code does with a cache it does not know
-        return f"the model does not work on a static cache: {_first_line(error)}"
+        return f"the model does not work on a static cache: {first_line(error, 160)}"
     # Not `>`: NaN compares false to everything.
     return None if (own - ours).norm() <= TOLERANCE * own.norm() else "a static cache changes the model's answers"
 
@@ -199,7 +200,7 @@ class Passes:
                 with off_the_clock(self._store.device):
                     self._captured[key] = Captured(self._network, self._store, Inputs(ids, parents), *self._side)
             except Exception as error:  # a kernel that synchronises, no memory left …: eager passes still work
-                self.failure = f"its passes cannot be captured: {_first_line(error)}"
+                self.failure = f"its passes cannot be captured: {first_line(error, 160)}"
                 self.forget()
                 return None
         return self._captured[key]
@@ -259,7 +260,3 @@ def _workspaces_of_its_own() -> Iterator[None]:
         yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

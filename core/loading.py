@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
-from core.errors import Cancelled, UserError
+from core.errors import Cancelled, UserError, first_line
 from core.exhaustion import out_of_memory, release_memory
 from core.fetching.hub import fetch
 from core.inspecting import memory
@@ -234,18 +234,18 @@ def _in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None
     except UserError:
         raise
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise UserError(f"{label} cannot be read: {_first_sentence(error)}") from error
+        raise UserError(f"{label} cannot be read: {first_line(error)}") from error
     except ImportError as error:
         if format_ is None or not format_.taken_as_saved:
-            raise UserError(f"{label} cannot be loaded: {_first_sentence(error)}") from error
+            raise UserError(f"{label} cannot be loaded: {first_line(error)}") from error
         raise UserError(
             f"{label} was quantised with {format_.precision}, which needs a package that is not installed here: "
-            f"{_first_sentence(error)} Install it, or choose the checkpoint that is not quantised."
+            f"{first_line(error)} Install it, or choose the checkpoint that is not quantised."
         ) from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if out_of_memory(error):
             raise
-        raise UserError(f"{label} cannot be loaded: {_first_sentence(error)}") from error
+        raise UserError(f"{label} cannot be loaded: {first_line(error)}") from error
 
 
 def resolve_device(device: str) -> torch.device:
@@ -286,7 +286,3 @@ def _stop_ids(folder: Path, tokenizer: Any, config: Any) -> frozenset[int]:
     for ids in (saved, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
         found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return frozenset(found)
-
-
-def _first_sentence(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from core.errors import UserError
+from core.errors import UserError, first_line
 from core.model import Model
 from core.records import Settings
 from core.vocabulary import special_ids
@@ -68,8 +68,8 @@ def fill_template(tokenizer: Any, name: str, prompt: str, system: str | None = N
         if system and "system" in str(error).lower():
             raise UserError(_no_system(name)) from error
         raise UserError(
-            f"The chat template of {name} cannot be filled in ({_first_line(error)}); switch chat off to complete the "
-            "text as it is."
+            f"The chat template of {name} cannot be filled in ({first_line(error, 200)}); switch chat off to complete "
+            "the text as it is."
         ) from error
     if system and system.strip() not in text:
         raise UserError(_no_system(name))
@@ -83,7 +83,3 @@ def _no_system(name: str) -> str:
 def _unused_marks(text: str) -> list[str]:
     first, last = map(ord, MARKS)
     return [chr(code) for code in range(first, last + 1) if chr(code) not in text]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

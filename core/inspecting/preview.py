@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 from transformers import AutoConfig, AutoTokenizer
 
-from core.errors import UserError
+from core.errors import UserError, first_line
 from core.fetching.hub import cached, explained, local_folder, out_of_reach
 from core.inspecting.catalogue import read_catalogue
 from core.loading import refuse_unsupported
@@ -193,7 +193,3 @@ def _ask_hub(name: str, revision: str | None) -> Any | None:
         if out_of_reach(error):
             return None
         raise
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from core.errors import UserError
+from core.errors import UserError, first_line
 from core.inspecting.memory import (
     NF4,
     Weights,
@@ -20,7 +20,7 @@ from core.inspecting.memory import (
     whole_blocks,
     workspace_bytes,
 )
-from core.inspecting.preview import Preview, first_line
+from core.inspecting.preview import Preview
 from core.precision import Format, choose_format, quantisation_of
 from core.records import POCKET_NAME
 from core.weights import packed_for_cpu

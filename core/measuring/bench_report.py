@@ -46,14 +46,14 @@ def _row(row: dict[str, Any]) -> str:
         f"{speed['median']:.1f}",
         f"{speed['min']:.0f}-{speed['max']:.0f}",
         f"{row['ratio_to_plain']['median']:.2f}",
-        _number(honest and honest["median"]),
-        _share(reached and reached["median"]),
-        _share(row["acceptance_rate"]),
-        _number(row["tokens_per_round"]),
-        _number(row["draft_ms"]),
-        _number(row["verify_ms"]),
-        _number(row["other_ms"], 3),
-        _share(row["efficiency"], 1),
+        number(honest and honest["median"]),
+        share(reached and reached["median"]),
+        share(row["acceptance_rate"]),
+        number(row["tokens_per_round"]),
+        number(row["draft_ms"]),
+        number(row["verify_ms"]),
+        number(row["other_ms"], 3),
+        share(row["efficiency"], 1),
     )
     return f"{row['name']:<22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values()))
 
@@ -69,13 +69,13 @@ def _growth(growth: list[dict[str, Any]]) -> str:
     for at in growth:
         for row in at["methods"]:
             cells = (row["round_ms"], row["passes_ms"], row["other_ms"])
-            lines.append(f"{at['context']:<10}{row['name']:<22}" + "".join(f"{_number(c, 3):>11}" for c in cells))
+            lines.append(f"{at['context']:<10}{row['name']:<22}" + "".join(f"{number(c, 3):>11}" for c in cells))
     return "\n".join(lines)
 
 
-def _share(value: float | None, digits: int = 0) -> str:
+def share(value: float | None, digits: int = 0) -> str:
     return "" if value is None else f"{value:.{digits}%}"
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from core.measuring.bench_report import number, share
 from core.measuring.costs import describe_costs
 
 DOUBTFUL = 0.2
@@ -38,8 +39,8 @@ def _table(document: dict[str, Any], row: dict[str, Any]) -> str:
         span = f"{speed['min']:.0f}-{speed['max']:.0f}"
         lines.append(
             f"{point['draft_length']:<13}{speed['median']:>9.1f}{span:>14}{point['ratio_to_plain']['median']:>9.2f}"
-            f"{_number(predicted.get('honest')):>11}{_number(predicted.get('leviathan')):>11}"
-            f"{_number(predicted.get('rule_of_thumb')):>7}{_share(point['acceptance_rate']):>10}"
+            f"{number(predicted.get('honest')):>11}{number(predicted.get('leviathan')):>11}"
+            f"{number(predicted.get('rule_of_thumb')):>7}{share(point['acceptance_rate']):>10}"
             f"{point['tokens_per_round']:>10.2f}"
         )
     return "\n".join([*lines, describe_best(document, temperature), describe_prediction(document, temperature)])
@@ -161,11 +162,3 @@ def _cost(document: dict[str, Any], n: int) -> float:
     """Seconds of a pass over n tokens: the nearest that was measured."""
     nearest = min((int(known) for known in document["costs"]), key=lambda known: (abs(known - n), known))
     return document["costs"][str(nearest)]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"

@@ -100,6 +100,22 @@ def inspection(settings: Settings) -> dict[str, Any]:
     }
 
 
+CONTROLS = {
+    "method": "draft",
+    "draft_length": "auto",
+    "tree": "auto",
+    "exit_layer": "auto",
+    "temperature": 0,
+    "top_k": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "max_new_tokens": 128,
+    "seed": 0,
+    "precision": "auto",
+}
+"""Values of the controls as the page starts."""
+
+
 def pieces(text: str) -> list[str]:
     """Text in token-like pieces."""
     found, word = [], ""

@@ -1,24 +1,11 @@
 import math
 
 import pytest
+from fakes import CONTROLS
 
 from app.settings import settings_from
 from core.errors import UserError
 from core.records import Settings
-
-CONTROLS = {
-    "method": "draft",
-    "draft_length": "auto",
-    "tree": "auto",
-    "exit_layer": "auto",
-    "temperature": 0,
-    "top_k": 0,
-    "top_p": 1,
-    "min_p": 0,
-    "max_new_tokens": 128,
-    "seed": 0,
-    "precision": "auto",
-}
 
 
 def test_controls_become_settings_over_the_pair() -> None:

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from fakes import CONTROLS as VALUES
 from fakes import FakeEngine, inspection
 
 from app.background import in_background
@@ -18,19 +19,7 @@ from app.turns import guarded, with_pair
 from core.errors import Cancelled, UserError
 from core.records import Settings
 
-BASE = {
-    "method": "draft",
-    "draft_length": "auto",
-    "tree": "auto",
-    "exit_layer": "auto",
-    "temperature": 0,
-    "top_k": 0,
-    "top_p": 1,
-    "min_p": 0,
-    "max_new_tokens": 8,
-    "seed": 0,
-    "precision": "auto",
-}
+BASE = {**VALUES, "max_new_tokens": 8}
 STARTED = Settings("own/target", "own/draft", revision="v1")
 
 

@@ -12,6 +12,7 @@ from core.runner import Runner, ids_on
 from core.sampling import Sampling
 
 
+@torch.inference_mode()
 def take_step(
     target: Runner,
     drafter: Drafter | None,
@@ -31,7 +32,8 @@ def take_step(
     clock.mark()
     fresh = ids_on(target.device, context[target.length :])
     parents = None if draft.parents is None else _below(len(fresh), draft.parents)
-    logits = target.feed(torch.cat([fresh, draft.tokens]), parents, rows=len(draft) + 1)
+    ids = torch.cat([fresh, draft.tokens]) if len(draft) else fresh
+    logits = target.feed(ids, parents, rows=len(draft) + 1)
     clock.mark()
     step = judge(logits, draft, sampling, uniforms[size:])
     if parents is not None:

@@ -13,6 +13,9 @@ from torch import Tensor
 from core.errors import UserError
 from core.records import Settings
 
+COLDEST = 1e-30
+"""Temperatures below are taken as this: already one-hot, and logits divided by it are still finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -44,26 +47,25 @@ class Sampling:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Apply the chain: logits [..., vocab] of any float type -> probabilities [..., vocab] in float32."""
-        logits = logits.float()
         if self.greedy:
-            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+            return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        if self.temperature != 1:
+            logits = logits.float() / max(self.temperature, COLDEST)
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -torch.inf)
         if self.top_p < 1:
             logits = _keep_nucleus(logits, self.top_p)
         if self.min_p > 0:
-            probs = logits.softmax(-1)
+            probs = logits.softmax(-1, dtype=torch.float32)
             logits = logits.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), -torch.inf)
-        return logits.softmax(-1)
+        return logits.softmax(-1, dtype=torch.float32)
 
 
 def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose probability reaches top_p (Holtzman et al. 2019)."""
     ordered, order = logits.sort(-1, descending=True)
-    probs = ordered.softmax(-1)
+    probs = ordered.softmax(-1, dtype=torch.float32)
     before = probs.cumsum(-1) - probs
     drop = (before >= top_p).scatter(-1, order, before >= top_p)
     return logits.masked_fill(drop, -torch.inf)
@@ -77,9 +79,9 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """
     # A parallel sum in float32 may not be monotone to the last bit; in float64 that is out of reach.
     cumulative = probs.cumsum(-1, dtype=torch.float64 if probs.is_cuda else None)
-    total = cumulative[..., -1:].contiguous()
-    reached = torch.searchsorted(cumulative, uniform[..., None] * total, right=True)
-    # uniform * total may round up to the total itself: then it is the last token that can be drawn.
-    last = torch.searchsorted(cumulative, total)
+    # A float32 below 1 is at most 1 - 2**-24, and that times a normal total rounds to less than the total: where the
+    # sum first exceeds the product, it grows, so that token's probability is not zero.
+    sought = uniform.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
+    reached = torch.searchsorted(cumulative, sought, right=True).squeeze(-1)
     # A law that is not a number is refused by the judge; until then its index must at least exist.
-    return torch.minimum(reached, last)[..., 0].clamp_(max=probs.shape[-1] - 1)
+    return reached.clamp_(max=probs.shape[-1] - 1)

@@ -15,16 +15,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from core.sampling import draw
 
+NOTHING = 1e-30
+"""A residual no heavier than this is what rounding left of p - q."""
+
 
 class Verdict(NamedTuple):
-    """`accepted` [] int64: how many drafted tokens stand; `token` [] int64: the one that follows them (corrected if
-    fewer than all were accepted, bonus otherwise; with nothing drafted, plain)."""
+    """`accepted` [1] int64: how many drafted tokens stand; `token` [1] int64: the one that follows them (corrected if
+    fewer than all were accepted, bonus otherwise; with nothing drafted, plain). To show: what the two laws gave the
+    drafted tokens, `p` and `q` [γ] float32, and what the target's gave `token`, `token_p` [1] float32."""
 
     accepted: Tensor
     token: Tensor
+    p: Tensor
+    q: Tensor
+    token_p: Tensor
 
 
 class TreeVerdict(NamedTuple):
@@ -45,34 +53,23 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     one per acceptance test and one for the token that follows. No data-dependent control flow: one pass on a device.
     """
     if not len(tokens):
-        return Verdict(torch.zeros((), dtype=torch.long, device=p.device), draw(p[0], uniforms[0]))
+        token, none = draw(p, uniforms), uniforms[:0]
+        return Verdict(torch.zeros_like(token), token, none, none, p.take(token))
     drafted = tokens[:, None]
-    p_of = p[:-1].gather(1, drafted)[:, 0]
     if q is None:
         q = torch.zeros_like(p[:-1]).scatter_(1, drafted, 1.0)
-    q_of = q.gather(1, drafted)[:, 0]
-    stands = uniforms[:-1] * q_of < p_of
-    accepted = stands.long().cumprod(0).sum()
+    p_of, q_of = p.gather(1, drafted)[:, 0], q.gather(1, drafted)[:, 0]
+    accepted = (uniforms[:-1] * q_of < p_of).cumprod(0).sum(0, keepdim=True)
     # A row of zeros after the last draft makes the bonus the same formula: nothing to subtract.
-    subtracted = torch.cat([q, torch.zeros_like(p[-1:])])
-    row = accepted[None]  # indexing by a tensor of no dimension would ask the device for its value
-    token = draw(residual(p.index_select(0, row)[0], subtracted.index_select(0, row)[0]), uniforms[-1])
-    return Verdict(accepted, token)
+    law, subtracted = p.index_select(0, accepted), pad(q, (0, 0, 0, 1)).index_select(0, accepted)
+    token = draw(residual(law, subtracted), uniforms[-1:])
+    return Verdict(accepted, token, p_of, q_of, law.take(token))
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """max(0, p - q) over the last axis, not normalised; p itself where nothing is left (p = q: never rejected)."""
     left = (p - q).clamp_(min=0)
-    return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
-
-
-def verify_greedy(choices: Tensor, tokens: Tensor) -> Verdict:
-    """The limit of `verify_chain` at temperature 0: both laws are one-hot.
-
-    choices [γ+1] int64: the target's most likely token at each position; tokens [γ] int64.
-    """
-    accepted = (choices[:-1] == tokens).long().cumprod(0).sum()
-    return Verdict(accepted, choices.take(accepted))
+    return torch.where(left.sum(-1, keepdim=True) > NOTHING, left, p)
 
 
 def verify_tree(
@@ -91,6 +88,7 @@ def verify_tree(
     """
     path: list[int] = []
     rejected: list[int] = []
+    draws: list[float] = uniforms.tolist()
     node: int | None = -1
     while node is not None:
         law = p[node + 1]
@@ -100,30 +98,39 @@ def verify_tree(
         for child in children:
             token = tokens[child]
             tested = _point_mass(law, token) if proposal is None else proposal
-            if uniforms[child] * tested[token] < law[token]:
+            if draws[child] * tested[token].item() < law[token].item():
                 path.append(child)
                 node = child
                 break
             rejected.append(child)
-            law = _normalised(residual(law, tested))
+            law = residual(law, tested)
+            if child == children[-1]:
+                break
+            law = _normalised(law)
             if proposal is not None and not replacement:
                 proposal = _normalised(proposal.index_fill(0, torch.tensor(token), 0.0))
     return TreeVerdict(path, rejected, int(draw(law, uniforms[-1])), corrected=bool(children))
 
 
-def verify_tree_greedy(choices: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> TreeVerdict:
-    """The limit of `verify_tree` at temperature 0. choices [k+1]: the target's most likely token at each row of p."""
+def verify_greedy(choices: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> TreeVerdict:
+    """The limit of both rules at temperature 0, where laws are one-hot: a token stands if it is the target's choice.
+
+    choices [k+1]: the target's most likely token at each row of p; tokens, parents [k] as in `verify_tree`: a chain is
+    a tree whose every node continues the one before it.
+    """
     path: list[int] = []
     rejected: list[int] = []
     node = -1
-    while True:
-        children = [i for i, parent in enumerate(parents) if parent == node]
-        hit = next((i for i in children if tokens[i] == choices[node + 1]), None)
-        rejected += children if hit is None else [i for i in children if i < hit]
-        if hit is None:
-            return TreeVerdict(path, rejected, choices[node + 1], corrected=bool(children))
-        path.append(hit)
-        node = hit
+    for i, parent in enumerate(parents):  # whoever continues a node comes after it
+        if parent != node:
+            continue
+        if tokens[i] == choices[node + 1]:
+            path.append(i)
+            node = i
+        else:
+            rejected.append(i)
+    corrected = bool(rejected) and parents[rejected[-1]] == node
+    return TreeVerdict(path, rejected, choices[node + 1], corrected)
 
 
 def _point_mass(like: Tensor, token: int) -> Tensor:

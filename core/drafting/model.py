@@ -41,10 +41,10 @@ class ModelDrafter:
         while len(tokens) < length:
             row = self.runner.feed(fresh, rows=1)
             if self._sampling.greedy:
-                fresh = row.argmax(-1)
+                fresh = row.max(-1).indices  # on a CPU several times as fast as argmax
             else:
                 q = self._sampling.probabilities(row)
-                fresh = draw(q, uniforms[len(tokens), None])
+                fresh = draw(q, uniforms[len(tokens) : len(tokens) + 1])
                 probs.append(q)
             tokens.append(fresh)
             logits.append(row)

@@ -83,41 +83,48 @@ class TreeDrafter:
         for width in self._shape()[:length]:
             if drawn:
                 rows = self._rows_after(torch.cat(drawn), parents, len(level))
-            children, counts, q = self._siblings(rows, width, uniforms[used:])
-            used += len(level) * width
-            grown = [node for node, count in zip(level, counts) for _ in range(count)]
+            m = len(level)
+            children, counts, q = self._siblings(rows, uniforms[used : used + m * width].view(m, width))
+            used += m * width
+            row_of = [i for i, count in enumerate(counts) for _ in range(count)]
+            grown = [level[i] for i in row_of]
             level = list(range(len(parents), len(parents) + len(grown)))
             parents += grown
-            for i, count in enumerate(counts):
-                drawn.append(children[i, :count])
-                logits += [rows[i, None]] * count
-                if q is not None:
-                    probs += [q[i]] * count
-        return Draft(torch.cat(drawn), torch.stack(probs) if probs else None, parents, self._replacement, logits)
+            if len(row_of) == children.numel():
+                drawn.append(children.flatten())
+            else:
+                drawn += [children[i, :count] for i, count in enumerate(counts)]
+            if row_of != list(range(m)):  # a row for each child
+                index = ids_on(rows.device, row_of)
+                rows, q = rows.index_select(0, index), None if q is None else q.index_select(0, index)
+            logits.append(rows)
+            if q is not None:
+                probs.append(q)
+        return Draft(torch.cat(drawn), torch.cat(probs) if probs else None, parents, self._replacement, logits)
 
     def _rows_after(self, tokens: Tensor, parents: list[int], count: int) -> Tensor:
         """The draft's logits after the last `count` nodes, from one pass over the whole tree so far."""
         self.runner.truncate(self._committed)
         return self.runner.feed(tokens, parents, rows=count)
 
-    def _siblings(self, rows: Tensor, width: int, uniforms: Tensor) -> tuple[Tensor, list[int], Tensor | None]:
-        """Children [m, width] for a level's logits [m, vocab], how many of each row count, and the laws [m, vocab] the
-        first ones were drawn from (None: point masses). The host waits for the device only where a law may run out of
-        tokens: when several are drawn from it without replacement."""
-        m = len(rows)
+    def _siblings(self, rows: Tensor, uniforms: Tensor) -> tuple[Tensor, list[int], Tensor | None]:
+        """Children [m, width] for a level's logits [m, vocab] and uniforms [m, width], how many of each row count, and
+        the laws [m, vocab] the first ones were drawn from (None: point masses). The host waits for the device only
+        where a law may run out of tokens: when several are drawn from it without replacement."""
+        m, width = uniforms.shape
         if self._sampling.greedy:
             width = min(width, rows.shape[1])
             return rows.topk(width).indices, [width] * m, None
         q = self._sampling.probabilities(rows)
+        if width == 1:
+            return draw(q, uniforms[:, 0])[:, None], [1] * m, q
         left, children, lasts = q, [], []
-        for uniform in uniforms[: m * width].view(m, width).unbind(1):
+        for uniform in uniforms.unbind(1):
             lasts.append(left.sum(-1) > 0)
             children.append(draw(left, uniform))
             if not self._replacement:
                 left = left.scatter(1, children[-1][:, None], 0.0)
-        counts = [width] * m
-        if width > 1 and not self._replacement:
-            counts = torch.stack(lasts).sum(0).tolist()
+        counts = [width] * m if self._replacement else torch.stack(lasts).sum(0).tolist()
         return torch.stack(children, 1), counts, q
 
     def truncate(self, length: int) -> None:
@@ -139,8 +146,11 @@ class AdaptiveShape:
     PRIOR = (0.6, 0.15, 0.07, 0.04)
     PRIOR_WEIGHT, MEMORY = 8.0, 0.97
 
-    def __init__(self, target: Callable[[int], float], draft: Callable[[int], float]) -> None:
+    def __init__(
+        self, target: Callable[[int], float], draft: Callable[[int], float], step: float | None = None
+    ) -> None:
         self._target, self._draft = target, draft
+        self._later = 0.0 if step is None else step - draft(1)
         self._accepted = [share * self.PRIOR_WEIGHT for share in self.PRIOR]
         self._judged = [self.PRIOR_WEIGHT] * len(self.PRIOR)
         self._shapes = {w[:depth] for w in self.WIDTHS for depth in range(1, len(w) + 1)}
@@ -165,7 +175,7 @@ class AdaptiveShape:
         for depth, width in enumerate(shape):
             reached *= min(1.0, sum(a / j for a, j in zip(self._accepted[:width], self._judged)))
             expected += reached
-            seconds += self._draft(max(1, count_nodes(shape[:depth])))
+            seconds += self._draft(max(1, count_nodes(shape[:depth]))) + (self._later if depth else 0.0)
         return expected / (seconds + self._target(count_nodes(shape) + 1))
 
 

@@ -176,11 +176,11 @@ def test_greedy_texts_are_identical(pair):
 
 def test_a_greedy_difference_is_told_with_its_place_and_gap(pair, monkeypatch):
     """A judge that takes the second choice at the end of every round."""
-    from core.verification import Verdict, verify_greedy
+    from core.verification import verify_greedy
 
-    def second_best(choices, tokens):
-        verdict = verify_greedy(choices, tokens)
-        return Verdict(verdict.accepted, (verdict.token + 1) % 200 if len(tokens) else verdict.token)
+    def second_best(choices, tokens, parents):
+        verdict = verify_greedy(choices, tokens, parents)
+        return verdict._replace(token=(verdict.token + 1) % 200) if tokens else verdict
 
     monkeypatch.setattr(judging, "verify_greedy", second_best)
     found = last(check_greedy(pair, ["the quick"], Settings(max_new_tokens=20, ignore_eos=True)))

@@ -12,7 +12,7 @@ from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
 from core.drafting.tree import TreeDrafter
 from core.sampling import Sampling, draw
-from core.verification import TreeVerdict, Verdict, residual, verify_chain, verify_tree
+from core.verification import TreeVerdict, residual, verify_chain, verify_tree
 
 SAMPLING = Sampling(temperature=0.7, top_k=4)
 
@@ -25,22 +25,23 @@ def law_of(drafter, target, sampling=SAMPLING, gamma=2):
 
 def no_residual(p, tokens, q, uniforms):
     """The corrected token drawn from p instead of norm(max(0, p - q))."""
-    accepted = verify_chain(p, tokens, q, uniforms).accepted
-    return Verdict(accepted, draw(p[accepted], uniforms[-1]))
+    verdict = verify_chain(p, tokens, q, uniforms)
+    return verdict._replace(token=draw(p[verdict.accepted], uniforms[-1]))
 
 
 def no_bonus_row(p, tokens, q, uniforms):
     """The bonus token drawn from the law of the position before it."""
     verdict = verify_chain(p, tokens, q, uniforms)
     last = draw(p[-2], uniforms[-1])
-    return Verdict(verdict.accepted, torch.where(verdict.accepted == len(tokens), last, verdict.token))
+    return verdict._replace(token=torch.where(verdict.accepted == len(tokens), last, verdict.token))
 
 
 def match_and_draw_again(p, tokens, q, uniforms):
     """y ~ p, accepted if it equals the drafted token; on a mismatch another y is drawn instead of that one."""
     ys = draw(p[:-1], uniforms[:-1])
-    accepted = (ys == tokens).long().cumprod(0).sum()
-    return Verdict(accepted, draw(p[accepted], uniforms[-1]))
+    accepted = (ys == tokens).cumprod(0).sum(0, keepdim=True)
+    verdict = verify_chain(p, tokens, q, uniforms)
+    return verdict._replace(accepted=accepted, token=draw(p[accepted], uniforms[-1]))
 
 
 def accept_by_ratio_of_argmax(p, tokens, q, uniforms):
@@ -48,18 +49,19 @@ def accept_by_ratio_of_argmax(p, tokens, q, uniforms):
     if q is None:  # a round without a draft
         return verify_chain(p, tokens, q, uniforms)
     p_of = p[:-1].gather(1, tokens[:, None])[:, 0]
-    accepted = (p_of >= 0.5 * p[:-1].amax(-1)).long().cumprod(0).sum()
+    accepted = (p_of >= 0.5 * p[:-1].amax(-1)).cumprod(0).sum(0, keepdim=True)
     subtracted = torch.cat([q, torch.zeros_like(p[-1:])])
-    return Verdict(accepted, draw(residual(p[accepted], subtracted[accepted]), uniforms[-1]))
+    token = draw(residual(p[accepted], subtracted[accepted]), uniforms[-1])
+    return verify_chain(p, tokens, q, uniforms)._replace(accepted=accepted, token=token)
 
 
 def reuse_the_acceptance_draw(p, tokens, q, uniforms):
     """The corrected token drawn with the uniform number that rejected: not independent of the rejection."""
     if q is None:  # a round without a draft
         return verify_chain(p, tokens, q, uniforms)
-    accepted = verify_chain(p, tokens, q, uniforms).accepted
-    subtracted = torch.cat([q, torch.zeros_like(p[-1:])])
-    return Verdict(accepted, draw(residual(p[accepted], subtracted[accepted]), uniforms[accepted]))
+    verdict = verify_chain(p, tokens, q, uniforms)
+    accepted, subtracted = verdict.accepted, torch.cat([q, torch.zeros_like(p[-1:])])
+    return verdict._replace(token=draw(residual(p[accepted], subtracted[accepted]), uniforms[accepted]))
 
 
 CHAIN_MUTANTS = [no_residual, no_bonus_row, accept_by_ratio_of_argmax, reuse_the_acceptance_draw]
@@ -138,8 +140,8 @@ def accept_at_equality(p, tokens, q, uniforms):
         return verify_chain(p, tokens, q, uniforms)
     drafted = tokens[:, None]
     stands = uniforms[:-1] * q.gather(1, drafted)[:, 0] <= p[:-1].gather(1, drafted)[:, 0]
-    accepted = stands.long().cumprod(0).sum()
-    return Verdict(accepted, verify_chain(p, tokens, q, uniforms).token)
+    accepted = stands.cumprod(0).sum(0, keepdim=True)
+    return verify_chain(p, tokens, q, uniforms)._replace(accepted=accepted)
 
 
 @pytest.mark.parametrize(("rule", "writes"), [(verify_chain, False), (accept_at_equality, True)])
@@ -206,7 +208,8 @@ def test_wrong_rule_with_siblings(mutant, replacement, draft, monkeypatch):
 class LikeliestWithSoftQ(TreeDrafter):
     """Siblings are the likeliest tokens, handed over as if they had been drawn."""
 
-    def _siblings(self, rows, width, uniforms):
+    def _siblings(self, rows, uniforms):
+        width = uniforms.shape[1]
         return rows.topk(width).indices, [width] * len(rows), SAMPLING.probabilities(rows)
 
 

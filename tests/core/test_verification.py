@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.verification import residual, verify_chain, verify_greedy, verify_tree, verify_tree_greedy
+from core.verification import residual, verify_chain, verify_greedy, verify_tree
 
 P = torch.tensor([0.6, 0.3, 0.1])
 Q = torch.tensor([0.2, 0.3, 0.5])
@@ -83,8 +83,9 @@ def test_greedy_is_the_limit_of_the_chain():
     choices = torch.tensor([1, 0, 2])
     one_hot = torch.nn.functional.one_hot(choices, 3).float()
     for tokens in torch.cartesian_prod(torch.arange(3), torch.arange(3)):
-        greedy = verify_greedy(choices, tokens)
-        assert (greedy.accepted.item(), greedy.token.item()) == chain(one_hot, tokens.tolist(), None, [0.9, 0.9, 0.9])
+        greedy = verify_greedy(choices.tolist(), tokens.tolist(), [-1, 0])
+        assert (len(greedy.path), greedy.token) == chain(one_hot, tokens.tolist(), None, [0.9, 0.9, 0.9])
+        assert greedy.corrected == (len(greedy.path) < 2)
 
 
 def test_a_tree_without_branches_is_a_chain():
@@ -142,7 +143,7 @@ def test_only_the_winners_children_are_judged():
     p = one_hot[[1, 2, 0, 0, 2]]
     verdict = tree(p, [0, 1, 2, 0], [-1, -1, 0, 1], None, [0.5] * 5)
     assert (verdict.path, verdict.rejected, verdict.token, verdict.corrected) == ([1, 3], [0], 2, False)
-    greedy = verify_tree_greedy([1, 2, 0, 0, 2], [0, 1, 2, 0], [-1, -1, 0, 1])
+    greedy = verify_greedy([1, 2, 0, 0, 2], [0, 1, 2, 0], [-1, -1, 0, 1])
     assert greedy == verdict
 
 

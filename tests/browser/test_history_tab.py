@@ -109,6 +109,8 @@ def test_what_is_taken_away_is_the_run_shown_not_the_controls(page: Any) -> None
 
 
 def test_settings_survive_a_reload_and_a_link_carries_them_on(page: Any, visit: Any) -> None:
+    from playwright.sync_api import expect
+
     page.fill("#prompt textarea", "def ünï(a, b):\n    # & = ?\n")
     set_number(page, "Seed", 11)
     page.locator("#method input[value=ngram]").check()
@@ -119,8 +121,8 @@ def test_settings_survive_a_reload_and_a_link_carries_them_on(page: Any, visit: 
     page.reload()
     for each in (page, visit(link)):
         each.wait_for_function("document.querySelector('#prompt textarea')?.value.startsWith('def ünï(a, b):')")
-        assert each.get_by_label("Seed", exact=True).first.input_value() == "11"
-        assert each.locator("#method input:checked").input_value() == "ngram"
+        expect(each.get_by_label("Seed", exact=True).first).to_have_value("11")
+        expect(each.locator("#method input:checked")).to_have_value("ngram")
 
 
 def test_bad_values_of_a_link_are_said_and_left_out_one_by_one(scripted: tuple[Any, str], visit: Any) -> None:

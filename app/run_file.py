@@ -164,6 +164,7 @@ class ModelFile(BaseModel):
     vocab_size: Count | None = None
     context_length: Count | None = None
     costs: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,4}$")], Seconds], Field(max_length=64)] | None = None
+    following: Seconds | None = None
     notes: Annotated[list[Text], Field(max_length=32)] = []
     geometry: GeometryFile | None = None
 

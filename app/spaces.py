@@ -33,7 +33,7 @@ def on_zero_gpu() -> bool:
 
 def seconds_of_gpu(settings: dict[str, Any], prompt: str, costs: dict[str, Any]) -> int:
     """How long a job may take: loading, and both lanes at the price of one plain step for every token."""
-    step = float(costs.get("target", {}).get("1", SECONDS_PER_TOKEN))
+    step = float(costs.get("target", {"costs": {}})["costs"].get("1", SECONDS_PER_TOKEN))
     seconds = LOADING_SECONDS + 2 * settings["max_new_tokens"] * step + MARGIN
     return min(LONGEST, max(SHORTEST, math.ceil(seconds)))
 
@@ -43,11 +43,11 @@ def race_job(settings: dict[str, Any], prompt: str, costs: dict[str, Any]) -> It
     found: dict[str, Any] = {}
 
     def events() -> Iterator[Event]:
+        from core.costs import CostTable
         from core.loading import load_pair
-        from core.model import CostTable
 
         chosen = Settings(**settings)
-        known = {role: CostTable({int(n): s for n, s in table.items()}) for role, table in costs.items()}
+        known = {role: CostTable.from_dict(**table) for role, table in costs.items()}
         pair = yield from in_background(
             lambda tell, halt: load_pair(chosen, tell, halt, costs=known, dynamic=WHY_DYNAMIC),
             never,
@@ -55,7 +55,7 @@ def race_job(settings: dict[str, Any], prompt: str, costs: dict[str, Any]) -> It
         )
         for role, model in (("target", pair.target), ("draft", pair.draft)):
             if model is not None and model.costs is not None:
-                found[role] = model.costs.to_dict()
+                found[role] = {"costs": model.costs.to_dict(), "following": model.costs.following}
         yield from race(Engine(chosen), pair, prompt, chosen, never, [])
 
     yield from guarded(events())

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from core.clock import PassTimer
+from core.costs import CONTEXT, CostTable
 from core.decoding import open_lane
-from core.draft_length import Seconds
 from core.environment import describe_environment
 from core.measuring.bandwidth import describe_bandwidth
 from core.measuring.peers import PEERS, run_peer
 from core.metrics import Spread, summarise
-from core.model import Model, time_passes
 from core.pairs import Pair
 from core.records import SCHEMA, Run, Settings
 from core.theory import Promise, promise
@@ -26,15 +25,15 @@ from core.theory import Promise, promise
 Progress = Callable[[str], None]
 LENGTHS = (*range(1, 10), 12, 13, 16, 17)
 """Passes whose cost is measured: every length around 4, 8, 12 and 16, where kernels take their steps."""
-CONTEXT = 128
 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of a pass of target and draft over n tokens."""
+    """Passes over n tokens: of the target alone, of the target behind its draft, of the draft."""
 
-    target: Seconds
-    draft: Seconds | None
+    target: CostTable
+    verify: CostTable | None = None
+    draft: CostTable | None = None
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,17 @@ def bench(
         "repeats": repeats,
         "max_new_tokens": base.max_new_tokens,
         "temperature": base.temperature,
-        "costs": {role: {str(n): seconds(n) for n in LENGTHS} for role, seconds in vars(costs).items() if seconds},
+        "costs": {passes: table.to_dict() for passes, table in vars(costs).items() if table},
         "bandwidth": describe_bandwidth(pair.target, costs.target(1), CONTEXT),
         "methods": [row for name, row in rows.items() if name not in PEERS],
         "peers": [row for name, row in rows.items() if name in PEERS],
     }
 
 
-def measure_costs(pair: Pair, repeats: int = 5) -> PassCosts:
+def measure_costs(pair: Pair, repeats: int = 15) -> PassCosts:
     """Time the passes of both models as they are now."""
-
-    def measure(model: Model) -> Seconds:
-        with model.lease() as runner:
-            return time_passes(runner, max(1, min(CONTEXT, model.context_length - LENGTHS[-1])), repeats, LENGTHS)
-
-    return PassCosts(measure(pair.target), measure(pair.draft) if pair.draft else None)
+    target = pair.target.time_passes(repeats, LENGTHS)
+    return PassCosts(target, *pair.time_rounds(repeats, LENGTHS)) if pair.draft else PassCosts(target)
 
 
 def _rotated(names: list[str], by: int) -> list[str]:
@@ -142,7 +137,6 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
     metrics = summarise(run)
     rounds = len(run.rounds)
     draft, verify, other = (sum(getattr(r, f"{stage}_seconds") for r in run.rounds) for stage in STAGES)
-    drafting = {"ngram": lambda n: 0.0, "draft": None if translated else costs.draft}.get(run.settings.method)
     return Sample(
         tokens_per_second=metrics.tokens_per_second,
         acceptance_rate=metrics.acceptance_rate,
@@ -153,8 +147,17 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
         draft_ms=1000 * draft / rounds,
         verify_ms=1000 * verify / rounds,
         other_ms=1000 * other / rounds,
-        promise=promise(run.rounds, costs.target, drafting) if drafting else None,
+        promise=_promise(run, costs, translated),
     )
+
+
+def _promise(run: Run, costs: PassCosts, translated: bool) -> Promise | None:
+    """What the formula promises a run, for the methods whose passes its rounds tell."""
+    if run.settings.method == "ngram":
+        return promise(run.rounds, costs.target, lambda n: 0.0)
+    if run.settings.method == "draft" and costs.verify and costs.draft and not translated:
+        return promise(run.rounds, costs.verify, costs.draft, costs.draft.following)
+    return None
 
 
 STAGES = ("draft", "verify", "other")

@@ -60,17 +60,18 @@ class Adaptive:
     Acceptance is estimated by position from the outcomes so far, newer ones counting more; a position never reached is
     taken to be like all others together. 0 means a plain step. While plain is best, it probes with a single token:
     after 4, 8, 16 … plain steps as long as probing fails, and never so often that probing, with the draft's catching
-    up, takes more than PROBING of the time. A pure function of costs and outcomes.
+    up, takes more than PROBING of the time. A pure function of costs and outcomes. `step`: seconds of a draft's pass
+    over one token that follows another of its own; without it, draft(1).
     """
 
     PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 2.5, 0.96
     FIRST_PAUSE, LONGEST_PAUSE = 4, 64
     PROBING = 0.01
 
-    def __init__(self, target: Seconds, draft: Seconds, longest: int = 16) -> None:
+    def __init__(self, target: Seconds, draft: Seconds, step: float | None = None, longest: int = 16) -> None:
         self._target = [target(n) for n in range(1, longest + 2)]
         self._draft = draft
-        self._step = draft(1)
+        self._step = draft(1) if step is None else step
         self._pooled = Tally(self.PRIOR * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT)
         self._by_position: list[Tally] = []
         self._behind = 0

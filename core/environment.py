@@ -51,6 +51,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "context_length": model.context_length,
         "costs": model.costs.to_dict() if model.costs else None,
+        "following": model.costs.following if model.costs else None,
         "notes": model.notes,
         "geometry": geometry.to_dict() if (geometry := describe_geometry(model)) else None,
     }

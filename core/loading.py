@@ -16,11 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
+from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line
 from core.exhaustion import out_of_memory, release_memory
 from core.fetching.hub import fetch
 from core.inspecting import memory
-from core.model import CostTable, Model
+from core.model import Model
 from core.pairs import Pair, same_tokens
 from core.precision import POCKET, Format, choose_format, quantisation_of
 from core.progress import Progress, Stop, in_bytes, never, silent
@@ -198,14 +199,15 @@ def _ready(
             model.fall_back(dynamic)
     target.choose_threads()
     translation = None if draft is None or same_tokens(target, draft) else translate(target, draft)
+    pair = Pair(target, draft, translation)
     for role, model in zip(("target", "draft"), models):
-        if stop():
-            raise Cancelled
         model.costs = costs.get(role)
-        if model.costs is None:
-            progress(f"Measuring what a pass of {model.name} costs here")
-            model.measure_costs()
-    return Pair(target, draft, translation)
+    if stop():
+        raise Cancelled
+    if any(model.costs is None for model in models):
+        progress("Measuring what a pass costs here")
+        pair.measure_costs()
+    return pair
 
 
 def _load(source: Source, device: torch.device, placement: Placement, progress: Progress) -> Model:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import nn
 
-from core.clock import synchronise
+from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_passes
 from core.graph import GraphRunner
 from core.graph import why_not as why_not_graph
 from core.lean import LeanNetwork, LeanRunner, why_not
@@ -22,26 +19,6 @@ from core.runner import DynamicRunner
 from core.threads import fastest_threads
 
 AnyRunner = DynamicRunner | LeanRunner | GraphRunner
-MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """Measured seconds of a pass over n tokens, interpolated between the measured n and continued linearly."""
-
-    seconds: dict[int, float]
-
-    def __call__(self, n: int) -> float:
-        known = sorted(self.seconds)
-        if n in self.seconds:
-            return self.seconds[n]
-        right = min(max(bisect_left(known, n), 1), len(known) - 1)
-        low, high = known[right - 1], known[right]
-        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
-        return self.seconds[low] + slope * (n - low)
-
-    def to_dict(self) -> dict[str, float]:
-        return {str(n): s for n, s in sorted(self.seconds.items())}
 
 
 @dataclass
@@ -145,12 +122,20 @@ class Model:
                 self.threads = fastest_threads(one_pass)
         return self.threads
 
-    def measure_costs(self, context: int = 128, repeats: int = 5) -> CostTable:
-        """Time a pass over n = 1 … 16 tokens behind a short context and keep the medians; done once."""
+    def measure_costs(self) -> CostTable:
+        """What passes over n = 1 … 16 tokens cost; measured once."""
         if self.costs is None:
-            with self.lease() as runner:
-                self.costs = time_passes(runner, min(context, max(1, self.context_length - 16)), repeats)
+            self.costs = self.time_passes()
         return self.costs
+
+    def time_passes(self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
+        """The same, measured now."""
+        with self.lease() as runner:
+            return time_passes(runner, self.short_context(lengths), repeats, lengths)
+
+    def short_context(self, lengths: Sequence[int]) -> int:
+        """How many tokens lie before passes that are timed."""
+        return max(1, min(CONTEXT, self.context_length - max(lengths) - CHAIN))
 
 
 def quantisation_bytes(parameter: nn.Parameter) -> int:
@@ -161,20 +146,3 @@ def quantisation_bytes(parameter: nn.Parameter) -> int:
         found += sum(t.numel() * t.element_size() for t in (state.absmax, state.code) if t is not None)
         state = getattr(state, "state2", None)
     return found
-
-
-def time_passes(runner: AnyRunner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
-    """Rounds over all lengths rather than one length after the other, so that a slow moment hits all alike."""
-    runner.feed(torch.ones(context, dtype=torch.long, device=runner.device), rows=1)
-    samples: dict[int, list[float]] = {n: [] for n in lengths}
-    for repeat in range(repeats + 1):
-        for n in lengths:
-            ids = torch.ones(n, dtype=torch.long, device=runner.device)
-            synchronise(runner.device)
-            start = time.perf_counter()
-            runner.feed(ids)
-            synchronise(runner.device)
-            if repeat:  # the first is warm-up
-                samples[n].append(time.perf_counter() - start)
-            runner.truncate(context)
-    return CostTable({n: median(s) for n, s in samples.items()})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, time_rounds
 from core.model import Model
 from core.vocabulary import Translation
 
@@ -16,6 +18,22 @@ class Pair:
     target: Model
     draft: Model | None = None
     translation: Translation | None = None
+
+    def measure_costs(self) -> None:
+        """Both models' cost tables, as passes stand in a round; measured once."""
+        if self.draft is None:
+            self.target.measure_costs()
+        elif self.target.costs is None or self.draft.costs is None:
+            self.target.costs, self.draft.costs = self.time_rounds()
+
+    def time_rounds(
+        self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS
+    ) -> tuple[CostTable, CostTable]:
+        """The same, measured now."""
+        assert self.draft is not None
+        context = min(model.short_context(lengths) for model in (self.target, self.draft))
+        with self.target.lease() as target, self.draft.lease() as draft:
+            return time_rounds(target, draft, context, repeats, lengths)
 
 
 def same_tokens(target: Model, draft: Model) -> bool:

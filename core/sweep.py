@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
+from core.costs import CONTEXT, CostTable
 from core.decoding import open_lane, race
 from core.draft_length import LONGEST
 from core.drafting.build import available
@@ -19,7 +20,7 @@ from core.environment import describe_environment
 from core.errors import UserError
 from core.measuring.costs import CURVE
 from core.metrics import Spread, accepted_by_position, summarise
-from core.model import CostTable, Model, time_passes
+from core.model import Model
 from core.pairs import Pair
 from core.progress import Stop, never
 from core.prompts import Prompt
@@ -104,18 +105,17 @@ def check_sweep(pair: Pair, settings: Settings, lengths: Iterable[int], temperat
         raise UserError(f"A temperature must be between 0 and 5; {wrong[0]:g} is not.")
 
 
-def cost_curve(model: Model, context: int = 128, budget: float = CURVE_SECONDS) -> CostTable:
+def cost_curve(model: Model, budget: float = CURVE_SECONDS) -> CostTable:
     """Seconds of a pass over each number of tokens in `CURVE` that fits the model, behind a short context.
 
     Takes about `budget` seconds: medians of up to 15 repeats, on a slow machine of one.
     """
-    room = max(1, model.context_length - context)
+    room = max(1, model.context_length - CONTEXT)
     lengths = [n for n in CURVE if n <= room]
     known = model.measure_costs()
     repeats = max(1, min(15, round(budget / sum(known(n) for n in lengths))))
     use_threads(model.threads)
-    with model.lease() as runner:
-        return time_passes(runner, min(context, max(1, model.context_length - lengths[-1])), repeats, lengths)
+    return model.time_passes(repeats, lengths)
 
 
 def finish(steps: Generator[Step, None, dict[str, Any]], progress: Any = None) -> dict[str, Any]:

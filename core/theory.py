@@ -62,10 +62,15 @@ class Promise:
 
 
 def promise(
-    rounds: Sequence[Round], target_seconds: Callable[[int], float], draft_seconds: Callable[[int], float]
+    rounds: Sequence[Round],
+    target_seconds: Callable[[int], float],
+    draft_seconds: Callable[[int], float],
+    step: float | None = None,
 ) -> Promise:
     """`honest` for the draft lengths a run used, which may differ from round to round: every round is charged by the
-    cost of its passes, the draft's catching-up included, and credited 1 + Σ aᵢ over the positions it drafted."""
+    cost of its passes, the draft's catching-up included, and credited 1 + Σ aᵢ over the positions it drafted. `step`:
+    seconds of a pass over one token that follows another of the draft's; without it, draft_seconds(1)."""
+    step = draft_seconds(1) if step is None else step
     reached = accepted_by_position(list(rounds))
     tokens = seconds = 0.0
     behind = 0
@@ -74,7 +79,7 @@ def promise(
         tokens += expected_tokens_by_position(reached, drafted)
         seconds += target_seconds(drafted + 1)
         if drafted:
-            seconds += draft_seconds(1 + behind) + (drafted - 1) * draft_seconds(1)
+            seconds += draft_seconds(1 + behind) + (drafted - 1) * step
         whole = all(token.outcome == "accepted" for token in round_.drafted)
         # After full acceptance the draft has not fed its own last token; a plain step leaves it one more behind.
         behind = (0 if drafted else behind) + int(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from core.costs import CostTable
 from core.draft_length import Adaptive, Controller, Fixed, Seconds
 from core.drafting import Drafter
 from core.drafting.combined import CombinedDrafter
@@ -43,6 +44,7 @@ def build_drafter(
     if reason := available(pair)[method]:
         raise UserError(f"The method {method} is off: {reason}.")
     sampling = Sampling.of(settings)
+    pair.measure_costs()
     costs = pair.target.measure_costs()
     if method == "ngram":
         return NgramDrafter(target.device), _controller(settings, costs, lambda n: 0.0)
@@ -60,18 +62,18 @@ def build_drafter(
     else:
         model = ModelDrafter(runner, sampling, pair.draft.context_length)
     drafter = CombinedDrafter(NgramDrafter(target.device), model) if method == "ngram+draft" else model
-    return drafter, _controller(settings, costs, draft_costs)
+    return drafter, _controller(settings, costs, draft_costs, draft_costs.following)
 
 
-def _controller(settings: Settings, target: Seconds, draft: Seconds) -> Controller:
-    return Adaptive(target, draft) if settings.draft_length == "auto" else Fixed(settings.draft_length)
+def _controller(settings: Settings, target: Seconds, draft: Seconds, step: float | None = None) -> Controller:
+    return Adaptive(target, draft, step) if settings.draft_length == "auto" else Fixed(settings.draft_length)
 
 
 def _build_tree(
-    runner: AnyRunner, sampling: Sampling, spec: str | None, limit: int, target: Seconds, draft: Seconds
+    runner: AnyRunner, sampling: Sampling, spec: str | None, limit: int, target: Seconds, draft: CostTable
 ) -> tuple[Drafter, Controller]:
     if spec in (None, "auto"):
-        adaptive = AdaptiveShape(target, draft)
+        adaptive = AdaptiveShape(target, draft, draft.following)
         return TreeDrafter(runner, sampling, adaptive, limit), adaptive
     shape = parse_shape(spec)
     return TreeDrafter(runner, sampling, lambda: shape, limit), Fixed(len(shape))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
+from core.costs import CostTable
 from core.metrics import depths, summarise
-from core.model import CostTable
 from core.records import Run
 from core.theory import expected_tokens, honest
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from core.model import synchronise
+from core.clock import synchronise
 from core.pairs import Pair
 from core.prompting import encode_prompt
 from core.records import Settings

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from core.clock import PassTimer
+from core.costs import CostTable, time_passes
 from core.decoding import speculative
 from core.draft_length import Adaptive, Controller, Fixed
 from core.environment import describe_environment
@@ -19,7 +20,7 @@ from core.graph import GraphRunner
 from core.measuring.bandwidth import describe_bandwidth
 from core.measuring.peers import run_peer
 from core.metrics import Spread, summarise
-from core.model import CostTable, Model, time_passes
+from core.model import Model
 from core.pairs import Pair
 from core.records import Run, Settings
 from core.runner import DynamicRunner
@@ -72,7 +73,8 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
             model.runner_kind, model._lean = GraphRunner.kind, None
     say(f"runners: {pair.target.runner_kind}, {pair.draft.runner_kind}")
     curves = {name: curve_of(model, say) for name, model in (("target", pair.target), ("draft", pair.draft))}
-    pair.target.costs, pair.draft.costs = curves["target"]["chosen"], curves["draft"]["chosen"]
+    say("what they cost where they stand in a round")
+    pair.target.costs, pair.draft.costs = rounds = pair.time_rounds(lengths=CURVE)
     runs = Runs(pair, scale, say)
     peers = runs.of_generate()
     rows = runs.of_lanes()
@@ -85,6 +87,8 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
         "new_tokens": scale.tokens,
         "repeats": scale.repeats,
         "curves": {m: {kind: table.to_dict() for kind, table in c.items()} for m, c in curves.items()},
+        "in_rounds": {m: table.to_dict() for m, table in zip(("target", "draft"), rounds)},
+        "following": pair.draft.costs.following,
         "transformers_generate": vars_of(Spread.of(peers)),
         "lanes": rows,
         "bandwidth": bandwidth,
@@ -141,7 +145,9 @@ class Runs:
         assert pair.draft is not None and pair.target.costs is not None and pair.draft.costs is not None
         run = Run(Settings(max_new_tokens=scale.tokens), {}, "", self._ids[: scale.prompt])
         controller: Controller = (
-            Adaptive(pair.target.costs, pair.draft.costs) if length == "auto" else Fixed(length or 1)
+            Adaptive(pair.target.costs, pair.draft.costs, pair.draft.costs.following)
+            if length == "auto"
+            else Fixed(length or 1)
         )
         with pair.target.lease() as target, pair.draft.lease() as draft:
             drafter = None if alpha is None else ScriptedDrafter(draft, self._text, alpha, pair.target.vocab_size)
@@ -160,7 +166,7 @@ class Runs:
         if run.token_ids != self._ids[scale.prompt : scale.prompt + scale.tokens]:
             raise RuntimeError("the text written is not the script: a cache was not rolled back rightly")
         metrics = summarise(run)
-        promised = promise(run.rounds, pair.target.costs, pair.draft.costs)
+        promised = promise(run.rounds, pair.target.costs, pair.draft.costs, pair.draft.costs.following)
         return {
             "tokens_per_second": metrics.tokens_per_second,
             "efficiency": bare / sum(r.seconds for r in run.rounds[1:]),

@@ -122,7 +122,8 @@ def test_costs_come_back_and_go_into_the_next_job(settings):
     assert given[0] == {}
     assert set(given[1]) == {"target", "draft"}
     for role in ("target", "draft"):  # to the last digit: a second measurement would have found others
-        assert heads[0][role]["costs"] == heads[1][role]["costs"] == given[1][role]
+        tables = [{key: head[role][key] for key in ("costs", "following")} for head in heads]
+        assert tables[0] == tables[1] == given[1][role]
 
 
 def test_a_job_uses_the_plain_forward(settings):
@@ -174,7 +175,7 @@ def test_time_is_asked_for_by_what_a_run_takes():
     def ask(tokens, costs):
         return seconds_of_gpu({"max_new_tokens": tokens}, PROMPT, costs)
 
-    measured = {"target": {"1": 0.02, "4": 0.03}}
+    measured = {"target": {"costs": {"1": 0.02, "4": 0.03}}}
     assert ask(512, measured) < ask(512, {})
     assert ask(1, measured) <= ask(512, measured) <= ask(4096, {}) == spaces.LONGEST
     assert isinstance(ask(100, measured), int)

@@ -116,7 +116,7 @@ def test_promises_only_where_passes_can_be_told(document):
     assert plain["honest_ratio"] is None
     for row in (draft, ngram):
         assert row["honest_ratio"]["median"] > 0 and row["of_honest"]["median"] > 0
-    assert set(document["costs"]) == {"target", "draft"}
+    assert set(document["costs"]) == {"target", "verify", "draft"}
     assert set(document["costs"]["target"]) == {str(n) for n in LENGTHS}
     assert document["bandwidth"] is None  # not told on a CPU
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from core.costs import CostTable
 from core.draft_length import Adaptive, Fixed
 from core.drafting.tree import AdaptiveShape
 from core.errors import UserError
-from core.model import CostTable
 from core.records import Round, Token
 from core.theory import best_length
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from core.costs import CostTable
 from core.drafting.early_exit import exit_layer, measure_exit_layer
 from core.errors import UserError
-from core.model import CostTable, Model
+from core.model import Model
 from core.runner import DynamicRunner
 
 

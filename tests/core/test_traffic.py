@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import VOCABULARY, make_tokenizer, random_model
 
+from core.costs import CostTable
 from core.decoding import open_lane
 from core.explaining.limits import (
     batch_speed_ups,
@@ -16,7 +17,7 @@ from core.explaining.limits import (
 )
 from core.explaining.traffic import run_traffic, weights_read
 from core.geometry import Geometry, describe_geometry
-from core.model import CostTable, Model
+from core.model import Model
 from core.records import Round, Run, Settings, Token, run_from_dict
 from core.theory import expected_tokens
 

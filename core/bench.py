@@ -2,7 +2,7 @@
 
 Every repeat runs every method on every prompt before the next repeat, in an order that rotates, so that a slow moment
 of the machine hits all alike; ratios are taken pair by pair (same prompt, same repeat) before the median. What a pass
-costs is measured anew in every repeat, so that what the formula promises is promised of the machine as it was then.
+costs is measured anew beside every prompt, so that what the formula promises is promised of the machine as it was then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from core.clock import PassTimer
-from core.costs import CONTEXT, CostTable
+from core.costs import CONTEXT, CostTable, median_table
 from core.decoding import open_lane
 from core.environment import describe_environment
 from core.measuring.bandwidth import describe_bandwidth
@@ -76,15 +76,16 @@ def bench(
     if peers:
         runners |= {name: _peer(pair, name, base) for name in PEERS}
     samples: dict[str, dict[tuple[int, int], Sample]] = {name: {} for name in runners}
+    measured: list[PassCosts] = []
     for repeat in range(-1, repeats):
-        progress("measuring what a pass costs")
-        costs = measure_costs(pair)
         for at, prompt in enumerate(prompts):
             progress(f"repeat {repeat + 1} of {repeats}, prompt {at + 1} of {len(prompts)}")
+            measured.append(costs := measure_costs(pair))
             for name in _rotated(list(runners), repeat + at):
                 sample = runners[name](prompt, costs)
                 if repeat >= 0:  # the first pass is warm-up, for all alike
                     samples[name][repeat, at] = sample
+    costs = _pooled(measured)
     rows = {name: _summarise(name, found, samples["plain"]) for name, found in samples.items()}
     return {
         "schema": SCHEMA,
@@ -100,10 +101,21 @@ def bench(
     }
 
 
-def measure_costs(pair: Pair, repeats: int = 15) -> PassCosts:
+def measure_costs(pair: Pair, repeats: int = 3) -> PassCosts:
     """Time the passes of both models as they are now."""
     target = pair.target.time_passes(repeats, LENGTHS)
     return PassCosts(target, *pair.time_rounds(repeats, LENGTHS)) if pair.draft else PassCosts(target)
+
+
+def _pooled(measured: Sequence[PassCosts]) -> PassCosts:
+    """The medians of several measurements."""
+    verify = [costs.verify for costs in measured if costs.verify]
+    draft = [costs.draft for costs in measured if costs.draft]
+    return PassCosts(
+        median_table([costs.target for costs in measured]),
+        median_table(verify) if verify else None,
+        median_table(draft) if draft else None,
+    )
 
 
 def _rotated(names: list[str], by: int) -> list[str]:

@@ -83,6 +83,13 @@ def time_rounds(
     return CostTable(_medians(verify)), CostTable(_medians(first), median(following[len(lengths) :]))
 
 
+def median_table(tables: Sequence[CostTable]) -> CostTable:
+    """Length by length the median of tables of the same lengths."""
+    following = [table.following for table in tables if table.following is not None]
+    seconds = {n: median(table.seconds[n] for table in tables) for n in tables[0].seconds}
+    return CostTable(seconds, median(following) if following else None)
+
+
 def _read(runner: Runner, context: int) -> None:
     runner.feed(_ids(runner, context), rows=1)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import costs
-from core.costs import CostTable, time_passes, time_rounds
+from core.costs import CostTable, median_table, time_passes, time_rounds
 
 COLD = 100.0
 """What a pass costs more where the other model's pass came before it."""
@@ -68,3 +68,9 @@ def test_between_measured_lengths_a_straight_line():
 def test_a_table_survives_the_run_document():
     table = CostTable({1: 0.01, 16: 0.02}, following=0.005)
     assert CostTable.from_dict(table.to_dict(), table.following) == table
+
+
+def test_several_measurements_become_their_medians():
+    tables = [CostTable({1: x, 4: 2 * x}, following=x / 10) for x in (1.0, 50.0, 2.0)]
+    assert median_table(tables) == CostTable({1: 2.0, 4: 4.0}, following=0.2)
+    assert median_table([CostTable({1: 1.0})]).following is None

@@ -50,10 +50,12 @@ class CostTable:
 
 
 def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
-    """Passes of one model, each behind another of its own, as in plain decoding."""
+    """Passes of one model, each behind another of its own; that over one token behind its like, as a plain step is."""
     samples: dict[int, list[float]] = {n: [] for n in lengths}
     _read(runner, context)
     for n in _in_turn(repeats, lengths):
+        if n == 1:
+            runner.feed(_ids(runner, 1))
         samples[n].append(_time(runner, n))
         runner.truncate(context)
     return CostTable(_medians(samples))

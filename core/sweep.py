@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from core.costs import CONTEXT, CostTable
+from core.costs import CONTEXT, CostTable, median_table
 from core.decoding import open_lane, race
 from core.draft_length import LONGEST
 from core.drafting.build import available
 from core.drafting.early_exit import exit_layer
 from core.environment import describe_environment
 from core.errors import UserError
-from core.measuring.costs import CURVE
+from core.measuring.curve import CURVE
 from core.metrics import Spread, accepted_by_position, summarise
 from core.model import Model
 from core.pairs import Pair
@@ -31,6 +31,8 @@ from core.threads import use_threads
 SWEEPABLE: tuple[Method, ...] = ("draft", "early-exit", "ngram", "ngram+draft")
 """Methods whose draft has a length to choose: a tree has a shape instead."""
 WARM_UP_TOKENS = 16
+PASSES = 3
+"""How often a pass is timed beside every prompt."""
 CURVE_SECONDS = 3.0
 GOOD_ENOUGH = 0.98
 """`auto` is recommended from this share of the best fixed length on: it follows a text, a fixed length does not."""
@@ -72,10 +74,13 @@ def sweep(
         for method, length in (("plain", "auto"), *((settings.method, n) for n in lengths), (settings.method, "auto"))
     ]
     runs: list[Measured] = [{} for _ in variants]
+    costs: dict[tuple[int, int], CostTable] = {}
     schedule = _schedule(len(variants), len(prompts), repeats)
     for done, (repeat, at, index) in enumerate(schedule):
         if stop():
             break
+        if (repeat, at) not in costs:
+            costs[repeat, at] = _passes(pair, settings, lengths)
         variant = variants[index]
         warm_up = repeat < 0
         tokens = min(WARM_UP_TOKENS, variant.max_new_tokens) if warm_up else variant.max_new_tokens
@@ -84,7 +89,8 @@ def sweep(
         if run.stop_reason != "cancelled" and not warm_up:
             runs[index][repeat, at] = run
         yield Step(done + 1, len(schedule), _label(variant, "warm-up" if warm_up else prompts[at].name))
-    return _document(pair, prompts, settings, repeats, curve, list(zip(variants, runs)), stop())
+    passes = median_table(list(costs.values())) if costs else curve
+    return _document(pair, prompts, settings, repeats, curve, passes, list(zip(variants, runs)), stop())
 
 
 def check_sweep(pair: Pair, settings: Settings, lengths: Iterable[int], temperatures: Iterable[float]) -> None:
@@ -116,6 +122,14 @@ def cost_curve(model: Model, budget: float = CURVE_SECONDS) -> CostTable:
     repeats = max(1, min(15, round(budget / sum(known(n) for n in lengths))))
     use_threads(model.threads)
     return model.time_passes(repeats, lengths)
+
+
+def _passes(pair: Pair, settings: Settings, lengths: Sequence[int]) -> CostTable:
+    """What the target's passes cost at this moment: plain steps and verifications, behind a draft's passes if any."""
+    draft = pair.draft if settings.method in ("draft", "ngram+draft") else None
+    room = min(model.context_length for model in (pair.target, draft) if model) // 2
+    needed = sorted({1, 2, *(length + 1 for length in lengths if length < room)})
+    return pair.time_rounds(PASSES, needed)[0] if draft else pair.target.time_passes(PASSES, needed)
 
 
 def finish(steps: Generator[Step, None, dict[str, Any]], progress: Any = None) -> dict[str, Any]:
@@ -156,6 +170,7 @@ def _document(
     settings: Settings,
     repeats: int,
     curve: CostTable,
+    passes: CostTable,
     measured: list[tuple[Settings, Measured]],
     stopped: bool,
 ) -> dict[str, Any]:
@@ -175,7 +190,7 @@ def _document(
         bases = [_basis(_of_prompt(drafting, at), _only(plain, at)) for at in sorted({at for _, at in plain})]
         points += [
             _point(temperature, length, runs, plain)
-            | {"predicted": _median(_predict(length, basis, curve) for basis in bases)}
+            | {"predicted": _median(_predict(length, basis, passes) for basis in bases)}
             for length, runs in drafting.items()
         ]
     return {
@@ -268,7 +283,7 @@ def _basis(drafting: dict[DraftLength, Measured], plain: Measured) -> Basis:
     )
 
 
-def _predict(length: DraftLength, basis: Basis, curve: CostTable) -> dict[str, float] | None:
+def _predict(length: DraftLength, basis: Basis, passes: CostTable) -> dict[str, float] | None:
     """The three predicted speed-ups by name; None where the length is not fixed or nothing was judged that far. Where
     nothing was ever drafted all rounds are plain steps."""
     alpha, reached = basis.acceptance_rate, basis.accepted_by_position
@@ -277,16 +292,16 @@ def _predict(length: DraftLength, basis: Basis, curve: CostTable) -> dict[str, f
     if length == "auto" or alpha is None or length > len(reached):
         return None
     return {
-        "leviathan": leviathan(alpha, length, basis.draft_seconds / curve(1)),
-        "honest": _honest(length, basis, curve),
+        "leviathan": leviathan(alpha, length, basis.draft_seconds / passes(1)),
+        "honest": _honest(length, basis, passes),
         "rule_of_thumb": rule_of_thumb(alpha, length),
     }
 
 
-def _honest(length: int, basis: Basis, curve: CostTable) -> float:
+def _honest(length: int, basis: Basis, passes: CostTable) -> float:
     """The honest formula for the rounds that draft, mixed by time with plain steps for those that do not."""
     expected = expected_tokens_by_position(basis.accepted_by_position, length)
-    speedup = honest(expected, length, curve, basis.draft_seconds, basis.other_seconds)
+    speedup = honest(expected, length, passes, basis.draft_seconds, basis.other_seconds)
     idle = 1 - basis.drafting
     return (basis.drafting * expected + idle) / (basis.drafting * expected / speedup + idle)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.measuring.costs import describe_costs
+from core.measuring.curve import describe_costs
 
 COLUMNS = {
     "tokens/s": 10,

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from core.measuring.bench_report import number, share
-from core.measuring.costs import describe_costs
+from core.measuring.curve import describe_costs
 
 DOUBTFUL = 0.2
 """Measured and predicted speed-up should be nearer than this share of each other."""

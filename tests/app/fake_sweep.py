@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.errors import UserError
-from core.measuring.costs import CURVE
+from core.measuring.curve import CURVE
 from core.prompts import Prompt
 from core.records import SCHEMA, Settings
 from core.theory import expected_tokens, honest, leviathan, rule_of_thumb

@@ -8,7 +8,7 @@ import pytest
 
 from core.__main__ import main
 from core.errors import UserError
-from core.measuring.costs import CURVE, describe_costs
+from core.measuring.curve import CURVE, describe_costs
 from core.measuring.sweep_report import describe_best, describe_positions, describe_prediction, report
 from core.prompts import Prompt, one_of_each_kind, read_prompts
 from core.records import Round, Run, Settings, Token

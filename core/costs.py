@@ -56,6 +56,7 @@ def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[in
     for n in _in_turn(repeats, lengths):
         if n == 1:
             runner.feed(_ids(runner, 1))
+            runner.truncate(context)
         samples[n].append(_time(runner, n))
         runner.truncate(context)
     return CostTable(_medians(samples))
@@ -79,6 +80,7 @@ def time_rounds(
         following.append(_time(draft, 1, CHAIN) / CHAIN)
         if n == 1:
             target.feed(_ids(target, 1))
+            target.truncate(context)
         verify[n].append(_time(target, n))
         draft.truncate(context)
         target.truncate(context)

@@ -56,6 +56,7 @@ def test_in_a_round_each_model_comes_behind_the_other(machine):
     assert verify.seconds == {1: 11.0, 2: 12.0 + COLD, 4: 14.0 + COLD}
     assert drafting.seconds == {1: 2.0 + COLD, 2: 3.0 + COLD, 4: 5.0 + COLD}
     assert drafting.following == 2.0
+    assert set(target.begun[1:]) == {32}
     assert target.length == draft.length == 32
 
 

@@ -15,6 +15,8 @@ from core.records import Settings
 
 COLDEST = 1e-30
 """Temperatures below are taken as this: already one-hot, and logits divided by it are still finite."""
+HIGHEST = 1 - 2**-24
+"""The largest float32 below 1, for a uniform number that was rounded up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,9 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """
     # A parallel sum in float32 may not be monotone to the last bit; in float64 that is out of reach.
     cumulative = probs.cumsum(-1, dtype=torch.float64 if probs.is_cuda else None)
-    # A float32 below 1 is at most 1 - 2**-24, and that times a normal total rounds to less than the total: where the
-    # sum first exceeds the product, it grows, so that token's probability is not zero.
-    sought = uniform.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
+    # HIGHEST times a normal total rounds to less than the total: where the sum first exceeds the product, it grows, so
+    # that token's probability is not zero.
+    sought = uniform.unsqueeze(-1).clamp(max=HIGHEST) * cumulative.narrow(-1, -1, 1)
     reached = torch.searchsorted(cumulative, sought, right=True).squeeze(-1)
     # A law that is not a number is refused by the judge; until then its index must at least exist.
     return reached.clamp_(max=probs.shape[-1] - 1)

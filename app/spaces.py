@@ -33,7 +33,8 @@ def on_zero_gpu() -> bool:
 
 def seconds_of_gpu(settings: dict[str, Any], prompt: str, costs: dict[str, Any]) -> int:
     """How long a job may take: loading, and both lanes at the price of one plain step for every token."""
-    step = float(costs.get("target", {"costs": {}})["costs"].get("1", SECONDS_PER_TOKEN))
+    target = costs.get("target", {}).get("costs", {})
+    step = float(target.get("1", SECONDS_PER_TOKEN))
     seconds = LOADING_SECONDS + 2 * settings["max_new_tokens"] * step + MARGIN
     return min(LONGEST, max(SHORTEST, math.ceil(seconds)))
 

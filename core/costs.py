@@ -50,15 +50,11 @@ class CostTable:
 
 
 def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
-    """Passes of one model, each behind another of its own; that over one token behind its like, as a plain step is."""
+    """Passes of one model, each behind another of its own."""
     samples: dict[int, list[float]] = {n: [] for n in lengths}
     _read(runner, context)
     for n in _in_turn(repeats, lengths):
-        if n == 1:
-            runner.feed(_ids(runner, 1))
-            runner.truncate(context)
-        samples[n].append(_time(runner, n))
-        runner.truncate(context)
+        samples[n].append(_time_from(runner, n, context))
     return CostTable(_medians(samples))
 
 
@@ -78,12 +74,8 @@ def time_rounds(
     for n in _in_turn(repeats, lengths):
         first[n].append(_time(draft, n, rows=1))
         following.append(_time(draft, 1, CHAIN) / CHAIN)
-        if n == 1:
-            target.feed(_ids(target, 1))
-            target.truncate(context)
-        verify[n].append(_time(target, n))
+        verify[n].append(_time_from(target, n, context))
         draft.truncate(context)
-        target.truncate(context)
     return CostTable(_medians(verify)), CostTable(_medians(first), median(following[len(lengths) :]))
 
 
@@ -110,6 +102,16 @@ def _time(runner: Runner, n: int, passes: int = 1, rows: int | None = None) -> f
         runner.feed(ids, rows=rows)
     synchronise(runner.device)
     return time.perf_counter() - start
+
+
+def _time_from(runner: Runner, n: int, context: int) -> float:
+    """A pass over n tokens behind `context`; that over one behind its like, as a plain step is."""
+    if n == 1:
+        runner.feed(_ids(runner, 1))
+        runner.truncate(context)
+    seconds = _time(runner, n)
+    runner.truncate(context)
+    return seconds
 
 
 def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:

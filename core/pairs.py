@@ -19,12 +19,13 @@ class Pair:
     draft: Model | None = None
     translation: Translation | None = None
 
-    def measure_costs(self) -> None:
-        """Both models' cost tables, as passes stand in a round; measured once."""
+    def measure_costs(self) -> tuple[CostTable, CostTable | None]:
+        """The cost tables of target and draft, as passes stand in a round; measured once."""
         if self.draft is None:
-            self.target.measure_costs()
-        elif self.target.costs is None or self.draft.costs is None:
+            return self.target.measure_costs(), None
+        if self.target.costs is None or self.draft.costs is None:
             self.target.costs, self.draft.costs = self.time_rounds()
+        return self.target.costs, self.draft.costs
 
     def time_rounds(
         self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS

@@ -44,16 +44,14 @@ def build_drafter(
     if reason := available(pair)[method]:
         raise UserError(f"The method {method} is off: {reason}.")
     sampling = Sampling.of(settings)
-    pair.measure_costs()
-    costs = pair.target.measure_costs()
+    costs, draft_costs = pair.measure_costs()
     if method == "ngram":
         return NgramDrafter(target.device), _controller(settings, costs, lambda n: 0.0)
     if method == "early-exit":
         layers = exit_layer(pair.target, settings.exit_layer)
         share = layers / pair.target.layers
         return ModelDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
-    assert pair.draft is not None
-    draft_costs = pair.draft.measure_costs()
+    assert pair.draft is not None and draft_costs is not None
     runner = resources.enter_context(pair.draft.lease())
     if method == "tree":
         return _build_tree(runner, sampling, settings.tree, pair.draft.context_length, costs, draft_costs)

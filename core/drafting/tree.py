@@ -139,7 +139,7 @@ class AdaptiveShape:
     """Chooses a tree's shape before each round: the one that maximises expected tokens per second.
 
     What it learns is how often the first, second, … sibling was the accepted one (the measured acceptance by rank).
-    It is both the drafter's shape and the run's draft-length controller.
+    It is both the drafter's shape and the run's draft-length controller. `step` as in `core.draft_length.Adaptive`.
     """
 
     WIDTHS = tuple(product((1, 2, 3, 4), (1, 2, 3), (1, 2), (1,), (1,), (1,)))

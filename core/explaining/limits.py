@@ -72,8 +72,8 @@ def cost_table(run: Run, role: str) -> CostTable | None:
     costs = model.get("costs") if isinstance(model, dict) else None
     if not isinstance(costs, dict) or len(costs) < 2:
         return None
-    seconds = {int(n): float(s) for n, s in costs.items()}
-    return CostTable(seconds) if min(seconds) > 0 and min(seconds.values()) > 0 else None
+    table = CostTable.from_dict(costs)
+    return table if min(table.seconds) > 0 and min(table.seconds.values()) > 0 else None
 
 
 def break_even_length(run: Run, costs: Costs) -> int | None:

@@ -19,7 +19,7 @@ from app.picker import OTHER, Choice, model_field
 from app.playground import starting_prompts
 from app.settings import CONTROLS, LONGEST_DRAFT, MOST_NEW_TOKENS, prompt_text
 from app.sidebar import METHODS
-from app.stops import Stops, visitor
+from app.stops import Stops
 from app.token_stream import asset, stream
 from app.turns import Event, Stop, guarded, with_device
 from app.visit import Visit
@@ -122,7 +122,7 @@ class Compare:
         lanes = [self._lane(values[at : at + len(LANE)]) for at in range(len(CONTROLS), len(values), len(LANE))]
         comparisons: list[Comparison] = []
         kind = "" if kind == ONE_PROMPT else kind
-        with self.stops.watch(visitor(request)) as stop:
+        with self.stops.watch(request) as stop:
             unchanged = [gr.skip()] * len(PLOTS)
             value = ""
             for value in stream(guarded(self._events(lanes[:count], prompt, kind, controls, stop.is_set, comparisons))):
@@ -183,7 +183,7 @@ class Compare:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's comparison; what is finished is kept."""
-        self.stops.stop(visitor(request))
+        self.stops.stop(request)
 
     def build(self, controls: dict[str, Any], visit: gr.State) -> None:
         """Lay out the tab and wire its buttons."""

@@ -24,7 +24,7 @@ from app.playground import starting_prompts
 from app.run_file import read_run_file
 from app.settings import CONTROLS, prompt_text, settings_from
 from app.sidebar import METHODS
-from app.stops import Stops, visitor
+from app.stops import Stops
 from app.token_stream import asset
 from app.turns import Event, Stop, guarded, sentence, with_pair
 from app.visit import Entry, Visit
@@ -184,7 +184,7 @@ class Explain:
         self, kind: str, continuations: Any, visit: Visit, chosen: str | None, request: gr.Request
     ) -> Iterator[str]:
         """Check the chosen run's pair and settings; what comes is HTML."""
-        with self.stops.watch(visitor(request)) as stop:
+        with self.stops.watch(request) as stop:
             yield _frame(progress_html("Waiting for the device…"))
             shown = False
             for event in guarded(self._of_a_run(kind, continuations, visit, chosen, stop.is_set)):
@@ -202,7 +202,7 @@ class Explain:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's checks; what was sampled so far is compared."""
-        self.stops.stop(visitor(request))
+        self.stops.stop(request)
 
     def _of_a_run(self, kind: str, continuations: Any, visit: Visit, chosen: str | None, stop: Stop) -> Iterator[Event]:
         run, _ = _find(visit, chosen)

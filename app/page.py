@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from app.api import offer_generate
 from app.compare import Compare
@@ -22,6 +23,7 @@ from app.playground import Playground
 from app.race import queued_race
 from app.settings import PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar import sidebar
+from app.stops import Arrivals
 from app.take_away import TakeAway
 from app.theme import theme
 from app.token_stream import STYLES as RACE_STYLES
@@ -159,4 +161,5 @@ def launch_options() -> dict[str, Any]:
         "allowed_paths": [],
         "max_file_size": "20mb",
         "state_session_capacity": MOST_SESSIONS,
+        "app_kwargs": {"middleware": [Middleware(Arrivals)]},
     }

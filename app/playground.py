@@ -12,7 +12,7 @@ from app.device import Device
 from app.engine import Engine
 from app.race import queued_race
 from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text, settings_from
-from app.stops import Stops, visitor
+from app.stops import Stops
 from app.token_stream import stream, token_stream
 from app.turns import Event, guarded
 from app.visit import Visit
@@ -92,7 +92,7 @@ class Playground:
             "system": system,
         }
         runs: list[Run] = []
-        with self.stops.watch(visitor(request)) as stop:
+        with self.stops.watch(request) as stop:
             value = ""
             for value in stream(guarded(self._events(prompt, controls, stop.is_set, runs))):
                 yield value, None
@@ -107,7 +107,7 @@ class Playground:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's runs; what was written so far is kept."""
-        self.stops.stop(visitor(request))
+        self.stops.stop(request)
 
     def build(self, controls: dict[str, Any], visit: gr.State) -> tuple[gr.Textbox, gr.HTML]:
         """Lay out the tab and wire its buttons to the controls of the sidebar; its prompt and its race."""

@@ -16,7 +16,7 @@ from app.engine import Engine
 from app.playground import starting_prompts
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.sidebar import METHODS
-from app.stops import Stops, visitor
+from app.stops import Stops
 from app.tune_results import Results, best_settings
 from app.turns import Event, Stop, guarded, with_pair
 from app.wiring import PRIVATE, QUIET, html_block
@@ -110,7 +110,7 @@ class Tune:
     ) -> Iterator[tuple[str, Any]]:
         """The page's own way: `values` are the sidebar's. Yields the status and, last, the document."""
         document, told = None, 0.0
-        with self.stops.watch(visitor(request)) as stop:
+        with self.stops.watch(request) as stop:
             plan = (lengths, temperatures, kinds, tokens, repeats)
             for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop.is_set)):
                 if event["e"] == "document":
@@ -174,7 +174,7 @@ class Tune:
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's sweep; what is measured is kept."""
-        self.stops.stop(visitor(request))
+        self.stops.stop(request)
 
     def forecast(self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, *values: Any) -> str:
         """What a sweep with these choices will do and how long it takes, if it gains nothing over plain decoding; the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from app.markup import plural
 from core.metrics import Divergence, Metrics, summarise
 from core.records import Run
 
@@ -36,7 +37,7 @@ def _stopped(speculative: Run, plain: Run, divergence: Divergence | None) -> str
     if speculative.settings.temperature > 0 or not both:
         return "Stopped."
     if divergence is None:
-        return f"Stopped. The {both} tokens that both lanes wrote are identical."
+        return f"Stopped. Both lanes began with the same {plural(both, 'token')}."
     return "Stopped. " + _diverged(divergence)
 
 
@@ -61,7 +62,7 @@ def inactive(run: Run) -> str | None:
     if run.settings.method == "plain":
         return "Speculation is off (method: plain). Choose another method to race against plain decoding."
     if run.rounds and not any(round_.drafted for round_ in run.rounds):
-        return f"The drafter proposed nothing in {len(run.rounds)} rounds, so every round was a plain step."
+        return f"The drafter proposed nothing in {plural(len(run.rounds), 'round')}, so every round was a plain step."
     return None
 
 

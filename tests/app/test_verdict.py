@@ -40,7 +40,7 @@ def test_a_stopped_race_speaks_of_what_both_wrote() -> None:
     stopped = plain_run(4)
     stopped.stop_reason = "cancelled"
     found = verdict(speculative_run(3, 4, 0.001, 0.010), stopped, None)
-    assert "The 4 tokens that both lanes wrote are identical" in found.text
+    assert found.text == "Stopped. Both lanes began with the same 4 tokens."
 
 
 def test_nothing_is_explained_where_speculation_won() -> None:

@@ -128,6 +128,18 @@ def test_stop_ends_both_lanes_within_a_second(app: str, visit: Any) -> None:
     assert status(page).startswith("Identical")
 
 
+def test_a_stop_right_after_run_is_not_lost(app: str, visit: Any) -> None:
+    """It may come while the run waits in Gradio's queue."""
+    page = visit(app)
+    set_number(page, "New tokens", 3500)
+    for _ in range(3):
+        page.evaluate(
+            "document.querySelector('#run').click(); setTimeout(() => document.querySelector('#stop').click(), 20)"
+        )
+        wait_idle(page)
+        assert status(page).startswith("Stopped")
+
+
 @pytest.mark.parametrize(
     ("prompt", "new_tokens", "sentence"),
     [("   ", 32, "The prompt is empty"), ("x " * 6000, 32, "shorten it"), ("x", 4096, "past the context")],

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from core.clock import engine_time
 from core.draft_length import Controller, Fixed
 from core.drafting import Drafter
 from core.drafting.build import build_drafter
@@ -67,10 +68,14 @@ def speculative(
                 raise Cancelled
             # One token of every round is the target's own: a draft longer than this could not be used.
             useful = settings.max_new_tokens - len(run.token_ids) - 1
+            choosing = engine_time()
             gamma = min(length.next(), useful) if drafter is not None else 0
+            choosing = engine_time() - choosing
             step = take_step(target, drafter if gamma else None, context, gamma, sampling, generator)
             round_ = record(step, len(run.rounds), sampling, text, stop_ids, tops)
+            learning = engine_time()
             length.observe(round_)
+            round_.other_seconds += choosing + engine_time() - learning
             kept = [token.id for token in round_.kept]
             context += kept
             run.token_ids += kept

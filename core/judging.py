@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from math import isfinite, isnan
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from core.drafting import Draft
 from core.errors import UserError
 from core.recording import Step
 from core.records import Outcome
+from core.runner import ids_on
 from core.sampling import Sampling
 from core.verification import verify_chain, verify_greedy, verify_tree
 
@@ -27,10 +30,8 @@ def judge(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor) ->
 def _judge_greedy(logits: Tensor, draft: Draft) -> Step:
     k = len(draft)
     best, choices = logits.max(-1)
-    # The round's one synchronisation: all the host needs, in one transfer. float32 holds ids up to 2**24 exactly.
-    packed = torch.cat([best.float(), choices, draft.tokens]).tolist()
-    _check_finite(all(map(isfinite, packed[: k + 1])))
-    chosen, drafted = ([int(x) for x in part] for part in (packed[k + 1 : 2 * k + 2], packed[2 * k + 2 :]))
+    largest, chosen, drafted = lists_on_host(best, choices, draft.tokens)
+    _check_finite(all(map(isfinite, largest)))
     parents = list(range(-1, k - 1)) if draft.parents is None else draft.parents
     verdict = verify_greedy(chosen, drafted, parents)
     return Step(
@@ -52,42 +53,39 @@ def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Ten
     uniforms = uniforms[: k + 1]
     p = sampling.probabilities(logits)
     verdict = verify_chain(p, draft.tokens, draft.probs, uniforms)
-    # The round's one synchronisation, as above.
-    packed = torch.cat(
-        [verdict.accepted, verdict.token, verdict.token_p, draft.tokens, verdict.p, verdict.q, uniforms[:-1]]
-    ).tolist()
+    (accepted,), (token,), (token_p,), drafted, p_of, q_of, draws = lists_on_host(
+        verdict.accepted, verdict.token, verdict.token_p, draft.tokens, verdict.p, verdict.q, uniforms[:-1]
+    )
     # A NaN among a row of logits makes all probabilities of the row NaN, whichever of them is looked at.
-    _check_finite(not any(map(isnan, packed)))
-    accepted = int(packed[0])
+    _check_finite(not any(map(isnan, (token_p, *p_of, *q_of))))
     return Step(
         draft=draft,
         logits=logits,
-        drafted=[int(x) for x in packed[3 : 3 + k]],
+        drafted=drafted,
         path=list(range(accepted)),
         rejected=list(range(accepted, k))[:1],
-        token=int(packed[1]),
+        token=token,
         outcome=_outcome(k, accepted < k),
-        p=packed[3 + k : 3 + 2 * k],
-        q=packed[3 + 2 * k : 3 + 3 * k],
-        draws=packed[3 + 3 * k :],
-        token_p=packed[2],
+        p=p_of,
+        q=q_of,
+        draws=draws,
+        token_p=token_p,
     )
 
 
 def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Step:
     k = len(parents)
     law = sampling.probabilities(logits)
-    # The round's one synchronisation, as above.
     p, ids, uniforms, *laws = on_host(
         law, draft.tokens, uniforms[: k + 1], *([] if draft.probs is None else [draft.probs])
     )
     q = laws[0] if laws else None
     tokens = ids.long().tolist()
     vocab = p.shape[1]
-    p_of = p.take(torch.tensor([(parent + 1) * vocab + token for parent, token in zip(parents, tokens)])).tolist()
+    p_of = p.take(ids_on(p.device, [(parent + 1) * vocab + token for parent, token in zip(parents, tokens)])).tolist()
     q_of = [1.0] * k
     if q is not None:
-        q_of = q.take(torch.tensor([i * vocab + token for i, token in enumerate(tokens)])).tolist()
+        q_of = q.take(ids_on(q.device, [i * vocab + token for i, token in enumerate(tokens)])).tolist()
     verdict = verify_tree(p, tokens, parents, q, uniforms, draft.replacement)
     token_p = p[verdict.path[-1] + 1 if verdict.path else 0, verdict.token].item()
     _check_finite(not any(map(isnan, [token_p, *p_of])))
@@ -104,6 +102,20 @@ def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Samp
         draws=uniforms[:-1].tolist(),
         token_p=token_p,
     )
+
+
+def lists_on_host(*vectors: Tensor) -> list[list[Any]]:
+    """Numbers [n] and ids [n] as lists. With `on_host`, the round's one synchronisation: all the host needs at once."""
+    if all(vector.device.type == "cpu" for vector in vectors):
+        return [vector.tolist() for vector in vectors]
+    return in_one_transfer(*vectors)
+
+
+def in_one_transfer(*vectors: Tensor) -> list[list[Any]]:
+    """The same through float32, which holds ids up to 2**24 exactly."""
+    packed = iter(torch.cat([vector.float() for vector in vectors]).tolist())
+    lists = [list(islice(packed, len(vector))) for vector in vectors]
+    return [x if vector.is_floating_point() else list(map(int, x)) for x, vector in zip(lists, vectors)]
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:

@@ -9,7 +9,7 @@ from core.drafting import Draft, Drafter
 from core.judging import judge
 from core.recording import Step
 from core.runner import Runner, ids_on
-from core.sampling import Sampling
+from core.sampling import Sampling, uniform_numbers
 
 
 @torch.inference_mode()
@@ -27,7 +27,7 @@ def take_step(
     """
     clock = Clock(target.device)
     size = drafter.size(gamma) if drafter else 0
-    uniforms = torch.rand(2 * size + 1, generator=generator, device=target.device)
+    uniforms = uniform_numbers(2 * size + 1, generator, target.device)
     draft = drafter.propose(context, gamma, uniforms[:size]) if drafter else Draft.none(target.device)
     clock.mark()
     fresh = ids_on(target.device, context[target.length :])

@@ -8,6 +8,7 @@ absolute and the rest is fed as `tokens[runner.length:]`, so an off-by-one heals
 from __future__ import annotations
 
 import copy
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -206,7 +207,10 @@ def mask_by_kind(network: Any, additive: Callable[[int | None], Tensor]) -> Tens
 
 def ids_on(device: torch.device, ids: Sequence[int]) -> Tensor:
     """Token ids from the host as int64 [n] on a device."""
-    return moved(torch.tensor(ids, dtype=torch.long), device)
+    if not ids:
+        return torch.empty(0, dtype=torch.long, device=device)
+    tensor = torch.frombuffer(array("q", ids), dtype=torch.long)  # half the time of torch.tensor
+    return tensor if device.type == "cpu" else moved(tensor, device)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from core.records import Settings
 COLDEST = 1e-30
 """Temperatures below are taken as this: already one-hot, and logits divided by it are still finite."""
 HIGHEST = 1 - 2**-24
-"""The largest float32 below 1, for a uniform number that was rounded up to it."""
+"""The largest float32 below 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,11 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     return logits.masked_fill(drop, -torch.inf)
 
 
+def uniform_numbers(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """float32 [count] in [0, 1); a number that the device rounded up to 1 is the highest below it."""
+    return torch.rand(count, generator=generator, device=device).clamp_(max=HIGHEST)
+
+
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """Draw one index per row by inverting the cumulative distribution.
 
@@ -83,7 +88,7 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     cumulative = probs.cumsum(-1, dtype=torch.float64 if probs.is_cuda else None)
     # HIGHEST times a normal total rounds to less than the total: where the sum first exceeds the product, it grows, so
     # that token's probability is not zero.
-    sought = uniform.unsqueeze(-1).clamp(max=HIGHEST) * cumulative.narrow(-1, -1, 1)
+    sought = uniform.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
     reached = torch.searchsorted(cumulative, sought, right=True).squeeze(-1)
     # A law that is not a number is refused by the judge; until then its index must at least exist.
     return reached.clamp_(max=probs.shape[-1] - 1)

@@ -108,7 +108,9 @@ def verify_tree(
                 break
             law = _normalised(law)
             if proposal is not None and not replacement:
-                proposal = _normalised(proposal.index_fill(0, torch.tensor(token), 0.0))
+                proposal = proposal.clone()
+                proposal[token] = 0.0
+                proposal = _normalised(proposal)
     return TreeVerdict(path, rejected, int(draw(law, uniforms[-1])), corrected=bool(children))
 
 
@@ -134,7 +136,9 @@ def verify_greedy(choices: Sequence[int], tokens: Sequence[int], parents: Sequen
 
 
 def _point_mass(like: Tensor, token: int) -> Tensor:
-    return torch.zeros_like(like).index_fill(0, torch.tensor(token), 1.0)
+    mass = torch.zeros_like(like)
+    mass[token] = 1.0
+    return mass
 
 
 def _normalised(law: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ class TreeDrafter:
 
 
 class AdaptiveShape:
-    """Chooses a tree's shape before each round: the one that maximises expected tokens per second.
+    """Chooses a tree's shape every few rounds: the one that maximises expected tokens per second.
 
     What it learns is how often the first, second, … sibling was the accepted one (the measured acceptance by rank).
     It is both the drafter's shape and the run's draft-length controller. `step` as in `core.draft_length.Adaptive`.
@@ -145,22 +145,29 @@ class AdaptiveShape:
     WIDTHS = tuple(product((1, 2, 3, 4), (1, 2, 3), (1, 2), (1,), (1,), (1,)))
     PRIOR = (0.6, 0.15, 0.07, 0.04)
     PRIOR_WEIGHT, MEMORY = 8.0, 0.97
+    STANDS = 4
+    """Rounds for which a choice stands: to choose among all shapes takes as long as to sample a few tokens."""
 
     def __init__(
         self, target: Callable[[int], float], draft: Callable[[int], float], step: float | None = None
     ) -> None:
-        self._target, self._draft = target, draft
-        self._later = 0.0 if step is None else step - draft(1)
+        later = 0.0 if step is None else step - draft(1)
         self._accepted = [share * self.PRIOR_WEIGHT for share in self.PRIOR]
         self._judged = [self.PRIOR_WEIGHT] * len(self.PRIOR)
-        self._shapes = {w[:depth] for w in self.WIDTHS for depth in range(1, len(w) + 1)}
+        # Sorted, a shape comes after the one it grows from by a level; () is where all begin, and never chosen.
+        self._shapes = sorted({w[:depth] for w in self.WIDTHS for depth in range(len(w) + 1)})
+        at = {shape: i for i, shape in enumerate(self._shapes)}
+        self._growth = [(at[s[:-1]], s[-1], _seconds(s, target, draft, later)) for s in self._shapes[1:]]
         self._shape: Shape = ()
+        self._rounds = 0
 
     def __call__(self) -> Shape:
         return self._shape
 
     def next(self) -> int:
-        self._shape = max(sorted(self._shapes), key=self._rate)
+        if self._rounds % self.STANDS == 0:
+            self._shape = self._best()
+        self._rounds += 1
         return len(self._shape)
 
     def observe(self, round_: Round) -> None:
@@ -169,14 +176,23 @@ class AdaptiveShape:
                 self._judged[rank] = self._judged[rank] * self.MEMORY + 1
                 self._accepted[rank] = self._accepted[rank] * self.MEMORY + (siblings[rank] == "accepted")
 
-    def _rate(self, shape: Shape) -> float:
-        """Expected tokens per second: a level is passed if any of its siblings is accepted."""
-        expected, reached, seconds = 1.0, 1.0, 0.0
-        for depth, width in enumerate(shape):
-            reached *= min(1.0, sum(a / j for a, j in zip(self._accepted[:width], self._judged)))
-            expected += reached
-            seconds += self._draft(max(1, count_nodes(shape[:depth]))) + (self._later if depth else 0.0)
-        return expected / (seconds + self._target(count_nodes(shape) + 1))
+    def _best(self) -> Shape:
+        """A level is passed if any of its siblings is accepted."""
+        shares = [a / j for a, j in zip(self._accepted, self._judged)]
+        passed = [min(1.0, sum(shares[:width])) for width in range(len(shares) + 1)]
+        reached, expected, rates = [1.0], [1.0], [0.0]
+        for shorter, width, seconds in self._growth:
+            reached.append(reached[shorter] * passed[width])
+            expected.append(expected[shorter] + reached[-1])
+            rates.append(expected[-1] / seconds)
+        return self._shapes[rates.index(max(rates))]
+
+
+def _seconds(shape: Shape, target: Callable[[int], float], draft: Callable[[int], float], later: float) -> float:
+    """Of a round: the draft's pass for each level over the tree so far, then the target's over all of it."""
+    levels = [count_nodes(shape[:depth]) for depth in range(len(shape) + 1)]
+    drafting = sum(draft(max(1, nodes)) + (later if depth else 0.0) for depth, nodes in enumerate(levels[:-1]))
+    return drafting + target(levels[-1] + 1)
 
 
 def _tested(round_: Round) -> list[list[str]]:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from core.drafting.model import ModelDrafter
 from core.drafting.tree import TreeDrafter
 from core.graph import GraphRunner, why_not, why_not_static
+from core.judging import in_one_transfer, lists_on_host
 from core.model import Model
 from core.rounds import take_step
 from core.runner import DynamicRunner
@@ -60,6 +61,7 @@ def waits_of_a_round(target, drafter, gamma, sampling, monkeypatch):
     first = take_step(target, drafter, context, 2, sampling, generator)  # both caches hold the text but for its end
     context += [*(first.drafted[i] for i in first.path), first.token]
     with monkeypatch.context() as patch, Waits(patch) as waits:
+        patch.setattr("core.judging.lists_on_host", in_one_transfer)  # as for a device
         take_step(target, drafter, context, gamma, sampling, generator)
     return waits.count
 
@@ -83,6 +85,13 @@ def test_the_host_waits_once_a_greedy_tree(shape, monkeypatch):
     target, drafter = pair_of("model", Sampling())
     tree = TreeDrafter(drafter.runner, Sampling(), lambda: shape)
     assert waits_of_a_round(target, tree, len(shape), Sampling(), monkeypatch) == 1
+
+
+def test_one_transfer_brings_what_is_there():
+    """Ids up to 2**24 come back as they are, although all travel as float32."""
+    vectors = torch.tensor([0, 1, 2**24]), torch.tensor([0.1, 1.0]), torch.tensor([5]), torch.empty(0)
+    assert in_one_transfer(*vectors) == lists_on_host(*vectors) == [vector.tolist() for vector in vectors]
+    assert [type(x) for (x, *_) in in_one_transfer(*vectors[:3])] == [int, float, int]
 
 
 def test_waiting_would_be_noticed(monkeypatch):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import UserError
-from core.sampling import Sampling, draw
+from core.sampling import HIGHEST, Sampling, draw, uniform_numbers
 
 LOGITS = torch.tensor([0.6, 0.3, 0.1]).log()
 
@@ -102,7 +102,7 @@ def test_draw_inverts_the_cumulative_distribution():
     assert draw(law.expand(6, 3), uniforms).tolist() == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24, 1.0])
+@pytest.mark.parametrize("uniform", [0.0, 0.5, HIGHEST])
 def test_draw_never_gives_the_impossible(uniform):
     """Zeros at both ends and in between, whatever the uniform number and its rounding."""
     law = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
@@ -111,9 +111,15 @@ def test_draw_never_gives_the_impossible(uniform):
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6), st.floats(2**-60, 1, width=32))
 def test_draw_stops_before_what_follows_the_last_possible_token(weights, last):
-    """Whatever a law sums to, the highest uniform number times that sum stays below it, one rounded up to 1 too."""
+    """Whatever a law sums to, the highest uniform number times that sum stays below it."""
     law = torch.tensor([*weights, last, 0.0, 0.0])
-    assert (law[draw(law.expand(2, -1), torch.tensor([1 - 2**-24, 1.0]))] > 0).all()
+    assert law[draw(law, torch.tensor(HIGHEST))] > 0
+
+
+def test_a_number_rounded_up_to_1_is_taken_as_the_highest_below(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda count, **_: torch.linspace(0, 1, count))
+    numbers = uniform_numbers(3, torch.Generator(), torch.device("cpu"))
+    assert numbers.tolist() == [0.0, 0.5, HIGHEST]
 
 
 def test_draw_does_not_need_a_normalised_law():

@@ -57,16 +57,18 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[Any, float]] = []
-        self._start = engine_time()
-        self.mark()
+        self._start = self.mark()
 
-    def mark(self) -> None:
+    def mark(self) -> float:
+        """End a stage; the engine's time on the host."""
+        now = engine_time()
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._marks.append((event, _thread.off_seconds))
         else:
-            self._marks.append((None, engine_time()))
+            self._marks.append((None, now))
+        return now
 
     def stop(self) -> tuple[list[float], float]:
         """Seconds of each stage between marks, and of everything since the start. The device must be idle."""

@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from core.clock import engine_time
 from core.draft_length import Controller, Fixed
 from core.drafting import Drafter
@@ -30,7 +28,7 @@ from core.recording import record
 from core.records import Round, Run, Settings
 from core.rounds import take_step
 from core.runner import Runner
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 from core.text import Detokenizer
 from core.threads import use_threads
 
@@ -57,7 +55,7 @@ def speculative(
     """
     settings = run.settings
     sampling = Sampling.of(settings)
-    generator = torch.Generator(target.device).manual_seed(settings.seed)
+    numbers = Uniforms(settings.seed, target.device)
     context = list(run.prompt_ids)
     try:
         run.prefill_seconds = prefill(target, context[:-1], stop)
@@ -71,7 +69,7 @@ def speculative(
             choosing = engine_time()
             gamma = min(length.next(), useful) if drafter is not None else 0
             choosing = engine_time() - choosing
-            step = take_step(target, drafter if gamma else None, context, gamma, sampling, generator)
+            step = take_step(target, drafter if gamma else None, context, gamma, sampling, numbers)
             round_ = record(step, len(run.rounds), sampling, text, stop_ids, tops)
             learning = engine_time()
             length.observe(round_)

@@ -9,7 +9,7 @@ from core.drafting import Draft, Drafter
 from core.judging import judge
 from core.recording import Step
 from core.runner import Runner, ids_on
-from core.sampling import Sampling, uniform_numbers
+from core.sampling import Sampling, Uniforms
 
 
 @torch.inference_mode()
@@ -19,15 +19,15 @@ def take_step(
     context: list[int],
     gamma: int,
     sampling: Sampling,
-    generator: torch.Generator,
+    numbers: Uniforms,
 ) -> Step:
     """Propose up to `gamma` deep, judge with one target pass, and roll both caches back to what stands.
 
-    The round's uniforms are drawn up front: the first half for the drafter, the rest for the judge.
+    The round's uniform numbers are taken up front: the first half for the drafter, the rest for the judge.
     """
     clock = Clock(target.device)
     size = drafter.size(gamma) if drafter else 0
-    uniforms = uniform_numbers(2 * size + 1, generator, target.device)
+    uniforms = numbers.take(2 * size + 1)
     draft = drafter.propose(context, gamma, uniforms[:size]) if drafter else Draft.none(target.device)
     clock.mark()
     fresh = ids_on(target.device, context[target.length :])

@@ -73,9 +73,25 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     return logits.masked_fill(drop, -torch.inf)
 
 
-def uniform_numbers(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """float32 [count] in [0, 1); a number that the device rounded up to 1 is the highest below it."""
-    return torch.rand(count, generator=generator, device=device).clamp_(max=HIGHEST)
+class Uniforms:
+    """The random numbers of a seed, float32 in [0, 1). Made in blocks: a round takes a few, and making them costs it as
+    much as sampling a token."""
+
+    BLOCK = 1024
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._block = torch.empty(0, device=device)
+        self._taken = 0
+
+    def take(self, count: int) -> Tensor:
+        """The next ones [count]."""
+        if self._taken + count > len(self._block):
+            size = max(count, self.BLOCK)
+            block = torch.rand(size, generator=self._generator, device=self._block.device)
+            self._block, self._taken = block.clamp_(max=HIGHEST), 0  # where a device rounds up to 1
+        self._taken += count
+        return self._block[self._taken - count : self._taken]
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from core.prompting import encode_prompt
 from core.records import Run, Settings
 from core.rounds import take_step
 from core.runner import Runner
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 from core.threads import use_threads
 
 LEAST_EXPECTED = 5.0
@@ -162,14 +162,14 @@ def check_law(
         longest = max(1, min(controller.next(), pair.target.context_length - len(context) - 2))
         counts: Counter[Two] = Counter()
         totals = Counter[str]()
-        generator = torch.Generator(target.device).manual_seed(settings.seed)
+        numbers = Uniforms(settings.seed, target.device)
         yield Progress(0, n)
         for done in range(n):
             if stop():
                 break
             use_threads(pair.target.threads)  # the page may come back in another thread
             gamma = 1 + done % longest
-            counts[continuation(target, drafter, context, gamma, sampling, generator, totals, broken)] += 1
+            counts[continuation(target, drafter, context, gamma, sampling, numbers, totals, broken)] += 1
             yield Progress(done + 1, n)
     if counts:
         yield law.compare(counts, len(context), totals["drafted"], totals["rejected"])
@@ -181,7 +181,7 @@ def continuation(
     context: list[int],
     gamma: int,
     sampling: Sampling,
-    generator: torch.Generator,
+    numbers: Uniforms,
     totals: Counter[str],
     broken: bool = False,
 ) -> Two:
@@ -190,7 +190,7 @@ def continuation(
     drafter.truncate(len(context) - 1)
     text = list(context)
     while len(text) < len(context) + 2:
-        step = take_step(target, drafter, text, gamma, sampling, generator)
+        step = take_step(target, drafter, text, gamma, sampling, numbers)
         kept = [*(step.drafted[i] for i in step.path), step.token]
         if broken and step.drafted:
             kept = step.drafted[:1]

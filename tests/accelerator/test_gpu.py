@@ -18,7 +18,7 @@ from core.metrics import first_divergence
 from core.records import METHODS, Settings
 from core.rounds import take_step
 from core.runner import DynamicRunner, ids_on
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 
 pytestmark = pytest.mark.gpu
 
@@ -133,13 +133,13 @@ def test_a_round_waits_for_the_device_once(device, sampling, gamma):
     """PyTorch itself tells of every call that waits."""
     target = GraphRunner(on(device, "llama"), VOCABULARY)
     drafter = ModelDrafter(GraphRunner(on(device, "llama", seed=4), VOCABULARY), sampling)
-    generator, context = torch.Generator(device).manual_seed(0), random_prompt(20)
+    numbers, context = Uniforms(0, device), random_prompt(20)
     for n in (1, 2):  # what the draft reads in a round: two tokens after one that stood as a whole
         drafter.runner.feed(ids_on(device, random_prompt(n)))
     drafter.runner.truncate(0)
 
     def step():
-        done = take_step(target, drafter, context, gamma, sampling, generator)
+        done = take_step(target, drafter, context, gamma, sampling, numbers)
         context.extend([*(done.drafted[i] for i in done.path), done.token])
 
     for _ in range(6):  # every length is captured

@@ -12,7 +12,7 @@ from core.drafting.tree import TreeDrafter
 from core.lean import LeanRunner
 from core.rounds import take_step
 from core.runner import DynamicRunner
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 
 SAMPLING = Sampling(temperature=1.0)
 TREE = [-1, 0, 0, 1, 1, 2, 3]
@@ -35,8 +35,8 @@ def assert_exact(cache, fresh, context):
     torch.testing.assert_close(probe(cache, context), probe(fresh, context), **CLOSE)
 
 
-def advance(target, drafter, context, gamma, generator):
-    step = take_step(target, drafter, context, gamma, SAMPLING, generator)
+def advance(target, drafter, context, gamma, numbers):
+    step = take_step(target, drafter, context, gamma, SAMPLING, numbers)
     return context + [step.drafted[i] for i in step.path] + [step.token]
 
 
@@ -44,10 +44,10 @@ def advance(target, drafter, context, gamma, generator):
 def test_target_and_draft_after_every_round(kind):
     """Rounds of several lengths, accepted whole, in part or not at all: both caches hold the committed text."""
     target, drafter = target_runner(kind), ModelDrafter(draft_runner(kind), SAMPLING)
-    generator = torch.Generator().manual_seed(1)
+    numbers = Uniforms(1, torch.device("cpu"))
     context = random_prompt(30)
     for gamma in (4, 1, 3, 6, 2):
-        context = advance(target, drafter, context, gamma, generator)
+        context = advance(target, drafter, context, gamma, numbers)
         assert target.length == len(context) - 1
         assert len(context) - 2 <= drafter.runner.length <= len(context) - 1
         assert_exact(target, target_runner(kind), context)
@@ -59,10 +59,10 @@ def test_early_exit_view_after_every_round(kind):
     """The view writes into the target's first layers, ahead of it; neither disturbs the other."""
     target = target_runner(kind)
     drafter = ModelDrafter(target.view(1), SAMPLING)
-    generator = torch.Generator().manual_seed(2)
+    numbers = Uniforms(2, torch.device("cpu"))
     context = random_prompt(30)
     for gamma in (4, 1, 3, 6, 2):
-        context = advance(target, drafter, context, gamma, generator)
+        context = advance(target, drafter, context, gamma, numbers)
         assert_exact(target, target_runner(kind), context)
         assert_exact(drafter.runner, target_runner(kind).view(1), context)
 
@@ -72,10 +72,10 @@ def test_tree_after_every_round(kind):
     """Of each tree the target keeps the accepted path, the draft only the text before it."""
     target = target_runner(kind)
     drafter = TreeDrafter(draft_runner(kind), SAMPLING, lambda: (3, 2, 1))
-    generator = torch.Generator().manual_seed(4)
+    numbers = Uniforms(4, torch.device("cpu"))
     context = random_prompt(30)
     for depth in (3, 1, 2, 3, 3):
-        context = advance(target, drafter, context, depth, generator)
+        context = advance(target, drafter, context, depth, numbers)
         assert target.length == len(context) - 1
         assert_exact(target, target_runner(kind), context)
         assert_exact(drafter.runner, draft_runner(kind), context)
@@ -90,11 +90,11 @@ def test_method_switched_in_the_middle_of_a_text(kind):
     ngram = NgramDrafter(CPU, shortest=1)
     tree = TreeDrafter(draft_runner(kind), SAMPLING, lambda: (2, 2))
     combined = CombinedDrafter(NgramDrafter(CPU), ModelDrafter(draft_runner(kind), SAMPLING))
-    generator = torch.Generator().manual_seed(3)
+    numbers = Uniforms(3, torch.device("cpu"))
     context = random_prompt(30)
     turns = [model, early, None, ngram, early, tree, model, combined, None, tree, tree, early, model, combined, early]
     for drafter in turns:
-        context = advance(target, drafter, context, 3, generator)
+        context = advance(target, drafter, context, 3, numbers)
         assert_exact(target, target_runner(kind), context)
     assert_exact(model.runner, draft_runner(kind), context)
     assert_exact(tree.runner, draft_runner(kind), context)

@@ -16,7 +16,7 @@ from core.judging import in_one_transfer, lists_on_host
 from core.model import Model
 from core.rounds import take_step
 from core.runner import DynamicRunner
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 from core.static_cache import run_pass
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -57,12 +57,12 @@ def pair_of(drafting, sampling):
 
 
 def waits_of_a_round(target, drafter, gamma, sampling, monkeypatch):
-    context, generator = random_prompt(20), torch.Generator().manual_seed(0)
-    first = take_step(target, drafter, context, 2, sampling, generator)  # both caches hold the text but for its end
+    context, numbers = random_prompt(20), Uniforms(0, torch.device("cpu"))
+    first = take_step(target, drafter, context, 2, sampling, numbers)  # both caches hold the text but for its end
     context += [*(first.drafted[i] for i in first.path), first.token]
     with monkeypatch.context() as patch, Waits(patch) as waits:
         patch.setattr("core.judging.lists_on_host", in_one_transfer)  # as for a device
-        take_step(target, drafter, context, gamma, sampling, generator)
+        take_step(target, drafter, context, gamma, sampling, numbers)
     return waits.count
 
 

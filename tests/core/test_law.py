@@ -13,7 +13,7 @@ from core.drafting.model import ModelDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter
 from core.rounds import take_step
 from core.runner import DynamicRunner
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 
 DRAWS = 20_000
 THRESHOLD = 1e-4
@@ -114,12 +114,12 @@ def test_acceptance_rate_is_the_overlap_of_the_laws():
     overlap = torch.minimum(p, q).sum(-1)
     target = LookupRunner(TARGET)
     drafter = ModelDrafter(LookupRunner(DRAFTS["similar"]), sampling)
-    generator = torch.Generator().manual_seed(3)
+    numbers = Uniforms(3, torch.device("cpu"))
     accepted = 0
     draws = 4_000
     with torch.inference_mode():
         for _ in range(draws):
-            accepted += len(take_step(target, drafter, [0] * BLOCK, 1, sampling, generator).path)
+            accepted += len(take_step(target, drafter, [0] * BLOCK, 1, sampling, numbers).path)
             target.truncate(BLOCK - 1)
             drafter.truncate(BLOCK - 1)
     expected = float(overlap[0])
@@ -138,14 +138,14 @@ def test_a_transformers_model_end_to_end():
         for token in range(VOCABULARY):
             target.truncate(len(prompt))
             law[token] = first[token] * sampling.probabilities(target.feed(torch.tensor([token])))[0].double()
-        generator = torch.Generator().manual_seed(4)
+        numbers = Uniforms(4, torch.device("cpu"))
         counts = torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.long)
         for _ in range(1_000):
             text = list(prompt)
             target.truncate(len(prompt) - 1)
             drafter.truncate(len(prompt) - 1)
             while len(text) < len(prompt) + 2:
-                step = take_step(target, drafter, text, 1, sampling, generator)
+                step = take_step(target, drafter, text, 1, sampling, numbers)
                 text += [step.drafted[i] for i in step.path] + [step.token]
             counts[text[len(prompt)], text[len(prompt) + 1]] += 1
     assert p_value(counts.flatten(), law.flatten()) > THRESHOLD

@@ -25,7 +25,7 @@ from core.explaining.lossless import (
     two_token_law,
 )
 from core.records import Settings
-from core.sampling import Sampling
+from core.sampling import Sampling, Uniforms
 
 SAMPLING = Sampling(temperature=0.9, top_k=4)
 CONTEXT = [0] * BLOCK
@@ -38,9 +38,9 @@ def check(method="draft", draft="similar", n=N, gamma=2, seed=1, broken=False, s
     drafter = make_drafter(method, target, DRAFTS[draft], sampling)
     target.feed(torch.tensor(CONTEXT[:-1]))
     law = two_token_law(target, CONTEXT, sampling, n)
-    generator, totals = torch.Generator().manual_seed(seed), Counter()
+    numbers, totals = Uniforms(seed, torch.device("cpu")), Counter()
     counts = Counter(
-        continuation(target, drafter, CONTEXT, 1 + i % gamma, sampling, generator, totals, broken) for i in range(n)
+        continuation(target, drafter, CONTEXT, 1 + i % gamma, sampling, numbers, totals, broken) for i in range(n)
     )
     return law.compare(counts, len(CONTEXT), totals["drafted"], totals["rejected"])
 

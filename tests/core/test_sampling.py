@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import UserError
-from core.sampling import HIGHEST, Sampling, draw, uniform_numbers
+from core.sampling import HIGHEST, Sampling, Uniforms, draw
 
 LOGITS = torch.tensor([0.6, 0.3, 0.1]).log()
 
@@ -118,8 +118,18 @@ def test_draw_stops_before_what_follows_the_last_possible_token(weights, last):
 
 def test_a_number_rounded_up_to_1_is_taken_as_the_highest_below(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda count, **_: torch.linspace(0, 1, count))
-    numbers = uniform_numbers(3, torch.Generator(), torch.device("cpu"))
-    assert numbers.tolist() == [0.0, 0.5, HIGHEST]
+    monkeypatch.setattr(Uniforms, "BLOCK", 3)
+    assert Uniforms(0, torch.device("cpu")).take(3).tolist() == [0.0, 0.5, HIGHEST]
+
+
+def test_no_number_is_given_twice(monkeypatch):
+    """Whatever is taken at a time; more than a block holds, too."""
+    monkeypatch.setattr(Uniforms, "BLOCK", 10)
+    numbers = Uniforms(0, torch.device("cpu"))
+    taken = [numbers.take(count) for count in (1, 4, 5, 3, 30, 2)]
+    assert [len(each) for each in taken] == [1, 4, 5, 3, 30, 2]
+    assert len(torch.cat(taken).unique()) == 45
+    assert torch.equal(torch.cat(taken[:2]), Uniforms(0, torch.device("cpu")).take(5))
 
 
 def test_draw_does_not_need_a_normalised_law():

@@ -80,12 +80,10 @@ def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Samp
         law, draft.tokens, uniforms[: k + 1], *([] if draft.probs is None else [draft.probs])
     )
     q = laws[0] if laws else None
-    tokens = ids.long().tolist()
+    tokens = ids.tolist()
     vocab = p.shape[1]
     p_of = p.take(ids_on(p.device, [(parent + 1) * vocab + token for parent, token in zip(parents, tokens)])).tolist()
-    q_of = [1.0] * k
-    if q is not None:
-        q_of = q.take(ids_on(q.device, [i * vocab + token for i, token in enumerate(tokens)])).tolist()
+    q_of = [1.0] * k if q is None else q.gather(1, ids[:, None])[:, 0].tolist()
     verdict = verify_tree(p, tokens, parents, q, uniforms, draft.replacement)
     token_p = p[verdict.path[-1] + 1 if verdict.path else 0, verdict.token].item()
     _check_finite(not any(map(isnan, [token_p, *p_of])))
@@ -119,11 +117,11 @@ def in_one_transfer(*vectors: Tensor) -> list[list[Any]]:
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
-    """Tensors on the CPU: as they are if there already, else in one transfer as float32, exact for ids up to 2**24."""
+    """Tensors on the CPU: as they are if there already, else in one transfer, as float32 on the way."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return list(tensors)
     pieces = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu().split([t.numel() for t in tensors])
-    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors)]
+    return [piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors)]
 
 
 def _outcome(drafted: int, corrected: bool) -> Outcome:

@@ -84,16 +84,13 @@ class TreeDrafter:
             if drawn:
                 rows = self._rows_after(torch.cat(drawn), parents, len(level))
             m = len(level)
-            children, counts, q = self._siblings(rows, uniforms[used : used + m * width].view(m, width))
+            children, counts, q = self._siblings(rows, uniforms[used : used + m * width], width)
             used += m * width
             row_of = [i for i, count in enumerate(counts) for _ in range(count)]
             grown = [level[i] for i in row_of]
             level = list(range(len(parents), len(parents) + len(grown)))
             parents += grown
-            if len(row_of) == children.numel():
-                drawn.append(children.flatten())
-            else:
-                drawn += [children[i, :count] for i, count in enumerate(counts)]
+            drawn.append(children)
             if row_of != list(range(m)):  # a row for each child
                 index = ids_on(rows.device, row_of)
                 rows, q = rows.index_select(0, index), None if q is None else q.index_select(0, index)
@@ -107,25 +104,29 @@ class TreeDrafter:
         self.runner.truncate(self._committed)
         return self.runner.feed(tokens, parents, rows=count)
 
-    def _siblings(self, rows: Tensor, uniforms: Tensor) -> tuple[Tensor, list[int], Tensor | None]:
-        """Children [m, width] for a level's logits [m, vocab] and uniforms [m, width], how many of each row count, and
-        the laws [m, vocab] the first ones were drawn from (None: point masses). The host waits for the device only
-        where a law may run out of tokens: when several are drawn from it without replacement."""
-        m, width = uniforms.shape
+    def _siblings(self, rows: Tensor, uniforms: Tensor, width: int) -> tuple[Tensor, list[int], Tensor | None]:
+        """Up to `width` children for each of a level's logits [m, vocab] from uniforms [m * width]: their ids, row by
+        row, how many of each row, and the laws [m, vocab] the first ones were drawn from (None: point masses). The host
+        waits for the device only where a law may run out of tokens: when several are drawn from it without
+        replacement."""
+        m = len(rows)
         if self._sampling.greedy:
             width = min(width, rows.shape[1])
-            return rows.topk(width).indices, [width] * m, None
+            return rows.topk(width).indices.flatten(), [width] * m, None
         q = self._sampling.probabilities(rows)
         if width == 1:
-            return draw(q, uniforms[:, 0])[:, None], [1] * m, q
+            return draw(q, uniforms), [1] * m, q
         left, children, lasts = q, [], []
-        for uniform in uniforms.unbind(1):
+        for uniform in uniforms.view(m, width).unbind(1):
             lasts.append(left.sum(-1) > 0)
             children.append(draw(left, uniform))
             if not self._replacement:
                 left = left.scatter(1, children[-1][:, None], 0.0)
+        siblings = torch.stack(children, 1)
         counts = [width] * m if self._replacement else torch.stack(lasts).sum(0).tolist()
-        return torch.stack(children, 1), counts, q
+        if min(counts) == width:
+            return siblings.flatten(), counts, q
+        return torch.cat([row[:count] for row, count in zip(siblings, counts)]), counts, q
 
     def truncate(self, length: int) -> None:
         # The cache ends in a tree: only the text before it is sure. The accepted path is fed again with the next round.

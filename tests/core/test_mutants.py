@@ -208,9 +208,8 @@ def test_wrong_rule_with_siblings(mutant, replacement, draft, monkeypatch):
 class LikeliestWithSoftQ(TreeDrafter):
     """Siblings are the likeliest tokens, handed over as if they had been drawn."""
 
-    def _siblings(self, rows, uniforms):
-        width = uniforms.shape[1]
-        return rows.topk(width).indices, [width] * len(rows), SAMPLING.probabilities(rows)
+    def _siblings(self, rows, uniforms, width):
+        return rows.topk(width).indices.flatten(), [width] * len(rows), SAMPLING.probabilities(rows)
 
 
 def test_likeliest_siblings_with_a_soft_q():

@@ -183,7 +183,7 @@ def test_a_greedy_difference_is_told_with_its_place_and_gap(pair, monkeypatch):
         return verdict._replace(token=(verdict.token + 1) % 200) if tokens else verdict
 
     monkeypatch.setattr(judging, "verify_greedy", second_best)
-    found = last(check_greedy(pair, ["the quick"], Settings(max_new_tokens=20, ignore_eos=True)))
+    found = last(check_greedy(pair, ["the quick"], Settings(draft_length=2, max_new_tokens=20, ignore_eos=True)))
     assert found.identical == 0
     number, divergence = found.divergences[0]
     assert number == 0

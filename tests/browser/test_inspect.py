@@ -299,7 +299,7 @@ def test_a_run_ends_a_replay_and_no_replay_starts_in_a_run(scripted: tuple[Any, 
     engine.pace = 1.0
     page.click("#run")
     assert not page.evaluate(f"{RACE}.replay.active")
-    page.wait_for_selector(".race[data-state=busy] #speculative-stream .t")
+    page.wait_for_selector(".race .status[data-kind=running]")  # the last race's tokens stood until now
     assert page.locator('[data-do="play"]').is_disabled()
     page.evaluate(f"{RACE}.replay.play()")
     page.locator("#speculative-stream .t").first.dispatch_event("click")

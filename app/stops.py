@@ -59,11 +59,11 @@ class Stops:
 
     def stop(self, request: Request | None) -> int:
         """Ask all runs of the visitor behind this request to stop; how many were going on."""
-        now = _arrival(request)
+        visitor, now = _visitor(request), _arrival(request)
         with self._lock:
             self._pressed = {each: at for each, at in self._pressed.items() if now - at < LONGEST_WAIT}
-            self._pressed[_visitor(request)] = now
-            events = list(self._going.get(_visitor(request), []))
+            self._pressed[visitor] = now
+            events = list(self._going.get(visitor, []))
         for event in events:
             event.set()
         return len(events)

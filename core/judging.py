@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from math import isfinite, isnan
 from typing import Any
@@ -110,18 +111,23 @@ def lists_on_host(*vectors: Tensor) -> list[list[Any]]:
 
 
 def in_one_transfer(*vectors: Tensor) -> list[list[Any]]:
-    """The same through float32, which holds ids up to 2**24 exactly."""
-    packed = iter(torch.cat([vector.float() for vector in vectors]).tolist())
+    """The same by way of one tensor."""
+    packed = iter(_pack(vectors).tolist())
     lists = [list(islice(packed, len(vector))) for vector in vectors]
     return [x if vector.is_floating_point() else list(map(int, x)) for x, vector in zip(lists, vectors)]
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
-    """Tensors on the CPU: as they are if there already, else in one transfer, as float32 on the way."""
+    """Tensors on the CPU: as they are if there already, else in one transfer."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return list(tensors)
-    pieces = torch.cat([tensor.float().flatten() for tensor in tensors]).cpu().split([t.numel() for t in tensors])
+    pieces = _pack(tensors).cpu().split([tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors)]
+
+
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    """All values in a row, as float32: exact for ids up to 2**24."""
+    return torch.cat([tensor.float().flatten() for tensor in tensors])
 
 
 def _outcome(drafted: int, corrected: bool) -> Outcome:

@@ -16,14 +16,14 @@ with suppress(ImportError):
 
 
 def main() -> int:
-    from app.arguments import read_arguments, unmet
+    from app.settings import read_arguments, unmet
 
     chosen = read_arguments()
     from app.api import leave_to_programs
-    from app.device import Device
-    from app.engine import Engine
     from app.page import build, launch_options
-    from app.spaces import settle_in
+    from app.serving import Engine
+    from app.serving.device import Device
+    from app.serving.spaces import settle_in
     from core.errors import UserError
     from core.progress import console
     from core.records import Settings

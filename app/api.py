@@ -8,11 +8,10 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
+from app.serving.turns import Event, sentence
 from app.settings import CONTROLS
-from app.turns import Event, sentence
 from core.errors import UserError
-from core.metrics import summarise
-from core.records import SCHEMA, Run
+from core.records import SCHEMA, Run, summarise
 
 Race = Callable[[str, dict[str, Any], list[Run]], Iterator[Event]]
 """Prompt, values of the controls by name, and a list that the runs are put into -> the events of their race."""

@@ -12,26 +12,25 @@ from starlette.middleware import Middleware
 
 from app.api import offer_generate
 from app.compare import Compare
-from app.device import Device
-from app.engine import Engine
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
 from app.history import History
-from app.links import Check
-from app.picker import Picker
+from app.insides import QUIET, html_block
 from app.playground import Playground
-from app.race import queued_race
+from app.playground.race import queued_race
+from app.playground.take_away import Check, TakeAway
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.stops import Arrivals
+from app.serving.turns import Event
+from app.serving.visit import Visit
 from app.settings import PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar import sidebar
-from app.stops import Arrivals
-from app.take_away import TakeAway
+from app.sidebar.picker import Picker
 from app.theme import theme
-from app.token_stream import STYLES as RACE_STYLES
-from app.token_stream import asset
+from app.tokens import STYLES as RACE_STYLES
+from app.tokens import asset
 from app.tune import Tune
-from app.turns import Event
-from app.visit import Visit
-from app.wiring import QUIET, html_block
 from core.errors import UserError
 from core.progress import never
 from core.records import Run, Settings

@@ -1,4 +1,4 @@
-/* Reads a growing value of JSON lines (app/token_stream.py, `Window`) and hands each event to its sink once. */
+/* Reads a growing value of JSON lines (app/tokens/__init__.py, `Window`) and hands each event to its sink once. */
 
 class EventReader {
   /** `sink` has begin(), take(event), flush() and lost(). */

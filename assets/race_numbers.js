@@ -1,4 +1,4 @@
-/* Running totals of the lanes and the numbers made of them. The definitions are those of core/metrics.py, whose own
+/* Running totals of the lanes and the numbers made of them. The definitions are those of core/records.py, whose own
    figures replace these at the end of a lane. */
 
 class Tally {

@@ -107,7 +107,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def generate(arguments: argparse.Namespace) -> None:
-    from core.decoding import open_lane
+    from core.lanes import open_lane
     from core.loading import load_pair
 
     settings = settings_of(arguments)
@@ -129,11 +129,11 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> None:
-    from core.bench import bench as measure
     from core.loading import load_pair
-    from core.measuring.bench_report import table
-    from core.measuring.growth import contexts_of, growth
-    from core.prompts import read_prompts
+    from core.measuring.bench import bench as measure
+    from core.measuring.bench import contexts_of, growth
+    from core.measuring.report import table
+    from core.text import read_prompts
 
     names = [name.strip() for name in arguments.methods.split(",")]
     if unknown := [name for name in names if name not in METHODS]:
@@ -154,10 +154,10 @@ def bench(arguments: argparse.Namespace) -> None:
 
 def sweep(arguments: argparse.Namespace) -> None:
     from core.loading import load_pair
-    from core.measuring.sweep_report import report
-    from core.prompts import one_of_each_kind, read_prompts
-    from core.sweep import finish as measure
-    from core.sweep import sweep as steps
+    from core.measuring.report import report
+    from core.measuring.sweep import finish as measure
+    from core.measuring.sweep import sweep as steps
+    from core.text import one_of_each_kind, read_prompts
 
     settings = settings_of(arguments)
     lengths = numbers(arguments.draft_lengths, "--draft-lengths", int)
@@ -177,9 +177,8 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    from core.inspecting.cards import inspection_card
-    from core.inspecting.inspection import inspect_pair
-    from core.inspecting.offers import drafts_for
+    from core.inspecting import inspect_pair
+    from core.inspecting.offers import drafts_for, inspection_card
 
     given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}
     found = inspect_pair(
@@ -193,8 +192,7 @@ def inspect(arguments: argparse.Namespace) -> None:
 
 
 def pairs(arguments: argparse.Namespace) -> None:
-    from core.inspecting.cards import offers_table
-    from core.inspecting.offers import offers, offers_document
+    from core.inspecting.offers import offers, offers_document, offers_table
 
     found = offers(arguments.device, arguments.precision)
     if arguments.json != "-":
@@ -213,7 +211,7 @@ def numbers(text: str, name: str, kind: type[int] | type[float]) -> list[Any]:
 
 def finish(lane: Any, show: Any = None) -> Any:
     """Step a lane to its end; the run."""
-    from core.decoding import race
+    from core.lanes import race
 
     shown = 0
     for _ in race([lane]):
@@ -224,7 +222,7 @@ def finish(lane: Any, show: Any = None) -> Any:
 
 
 def totals(run: Any) -> str:
-    from core.metrics import summarise
+    from core.records import summarise
 
     m = summarise(run)
     rate = "nothing judged" if m.acceptance_rate is None else f"acceptance rate {m.acceptance_rate:.0%}"

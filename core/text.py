@@ -1,11 +1,25 @@
-"""Token ids to text as it streams: a character is shown once, when it is complete."""
+"""Token ids to text as it streams: a character is shown once, when it is complete.
+
+A person's text -> the ids a target continues: completed as it is, or put into the chat template.
+
+Prompts to start from and to measure on: assets/prompts/prompts.toml, or a file of one's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.records import Token
+from jinja2 import TemplateError
+
+from core.errors import UserError, first_line
+from core.loading.model import Model
+from core.loading.pair import special_ids
+from core.records import Settings, Token
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4
@@ -80,3 +94,109 @@ class Detokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
+
+
+MARKS = "\ue000", "\uf8ff"
+"""The private-use characters, which stand for special tokens a person typed while the template is filled in."""
+
+
+def encode_prompt(target: Model, prompt: str, settings: Settings) -> list[int]:
+    """Encode a prompt; where the tokenizer has a chat template and settings.chat is "auto", as a user's message.
+
+    Raises UserError for text that cannot be encoded, and for a system prompt that nobody would read.
+    """
+    if not prompt.strip():
+        raise UserError("The prompt is empty; type some text for the model to continue.")
+    if lone := next((c for c in prompt + (settings.system or "") if "\ud800" <= c <= "\udfff"), None):
+        raise UserError(f"The prompt holds U+{ord(lone):04X}, half of a character that is not there; remove it.")
+    tokenizer = target.tokenizer
+    if settings.chat == "auto" and getattr(tokenizer, "chat_template", None):
+        return encode_chat(tokenizer, target.name, prompt, settings.system)
+    if settings.system:
+        raise UserError(f"{target.name} is not a chat model here, so it takes no system prompt; leave it out.")
+    # Text of the person's that looks like a special token stays text.
+    ids = tokenizer.encode(prompt, split_special_tokens=True)
+    if not ids:
+        raise UserError("The prompt has no tokens in this model's vocabulary; type some other text.")
+    return ids
+
+
+def encode_chat(tokenizer: Any, name: str, prompt: str, system: str | None = None) -> list[int]:
+    """The ids of a conversation that waits for the answer to `prompt`. Special tokens of the template are tokens;
+    what looks like one in the person's own text stays text."""
+    special = {token.content for i, token in tokenizer.added_tokens_decoder.items() if i in special_ids(tokenizer)}
+    typed = [token for token in sorted(special, key=len, reverse=True) if token and token in prompt + (system or "")]
+    if not typed:
+        return tokenizer.encode(fill_template(tokenizer, name, prompt, system), add_special_tokens=False)
+    marks = {token: mark for token, mark in zip(typed, _unused_marks(prompt + (system or "")))}
+    meant = {mark: token for token, mark in marks.items()}
+    for token, mark in marks.items():
+        prompt, system = prompt.replace(token, mark), system and system.replace(token, mark)
+    text = fill_template(tokenizer, name, prompt, system)
+    ids: list[int] = []
+    for part in re.split(f"([{''.join(meant)}])", text):
+        ids += tokenizer.encode(meant.get(part, part), add_special_tokens=False, split_special_tokens=part in meant)
+    return ids
+
+
+def fill_template(tokenizer: Any, name: str, prompt: str, system: str | None = None) -> str:
+    """The text of the conversation, up to where the model's answer begins; thinking aloud is switched off where the
+    template offers that."""
+    messages = [{"role": "user", "content": prompt}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    try:
+        switches = {"enable_thinking": False} if "enable_thinking" in tokenizer.get_chat_template() else {}
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switches)
+    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        if system and "system" in str(error).lower():
+            raise UserError(_no_system(name)) from error
+        raise UserError(
+            f"The chat template of {name} cannot be filled in ({first_line(error, 200)}); switch chat off to complete "
+            "the text as it is."
+        ) from error
+    if system and system.strip() not in text:
+        raise UserError(_no_system(name))
+    return text
+
+
+def _no_system(name: str) -> str:
+    return f"The chat template of {name} has no place for a system prompt; leave it out, or put it into the prompt."
+
+
+def _unused_marks(text: str) -> list[str]:
+    first, last = map(ord, MARKS)
+    return [chr(code) for code in range(first, last + 1) if chr(code) not in text]
+
+
+PROMPTS = Path(__file__).parent.parent / "assets" / "prompts" / "prompts.toml"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`kind` groups prompts by what they show (function, repetitive, high entropy …); `note` says it in a sentence."""
+
+    name: str
+    text: str
+    kind: str = ""
+    note: str = ""
+
+
+def read_prompts(path: str | Path | None = None) -> list[Prompt]:
+    """The bundled prompts, those of another such .toml, or one prompt per line of any other text file."""
+    file = Path(path or PROMPTS)
+    try:
+        content = file.read_text(encoding="utf-8")
+        if file.suffix != ".toml":
+            return [Prompt(line[:24], line) for line in content.splitlines() if line.strip()]
+        entries = tomllib.loads(content)["prompt"]
+        return [Prompt(**{k: v for k, v in e.items() if k in Prompt.__dataclass_fields__}) for e in entries]
+    except OSError as error:
+        raise UserError(f"The prompts file {file} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is not a file of prompts ([[prompt]] with name and text): {error}.") from None
+
+
+def one_of_each_kind(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first prompt of every kind, in order: few, and unlike each other."""
+    return list({prompt.kind: prompt for prompt in reversed(prompts)}.values())[::-1]

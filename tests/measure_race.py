@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from core.decoding import Lane, open_lane, race
+from core.lanes import Lane, open_lane, race
 from core.loading import load_pair
-from core.metrics import summarise
-from core.prompts import read_prompts
-from core.records import Settings
+from core.records import Settings, summarise
+from core.text import read_prompts
 
 
 def speed_up(lanes: list[Lane]) -> float:

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from core.bench import bench
 from core.loading import POCKET, load_pair
-from core.measuring.bench_report import table
-from core.prompts import read_prompts
+from core.measuring.bench import bench
+from core.measuring.report import table
 from core.records import Settings
+from core.text import read_prompts
 
 LEAST = 0.95
 

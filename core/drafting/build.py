@@ -5,17 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from core.costs import CostTable
-from core.draft_length import Adaptive, Controller, Fixed, Seconds
 from core.drafting import Drafter
-from core.drafting.combined import CombinedDrafter
-from core.drafting.early_exit import exit_layer
-from core.drafting.model import ModelDrafter
-from core.drafting.ngram import NgramDrafter
+from core.drafting.length import Adaptive, Controller, Fixed, Seconds
+from core.drafting.model import ModelDrafter, exit_layer
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
-from core.model import AnyRunner
-from core.pairs import Pair
+from core.loading.model import AnyRunner
+from core.loading.pair import Pair
 from core.records import METHODS, Method, Settings
 from core.sampling import Sampling
 

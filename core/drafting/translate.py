@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
-from core.prefill import prefill
+from core.loading.pair import Translation
 from core.progress import Stop
-from core.runner import Runner
+from core.runners import Runner, prefill
 from core.sampling import Sampling, draw
-from core.vocabulary import Translation
 
 REACH = 32
 """The most draft tokens that are encoded again when the text grows."""

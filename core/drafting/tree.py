@@ -11,10 +11,9 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.errors import UserError
-from core.prefill import prefill
 from core.progress import Stop
 from core.records import Round
-from core.runner import Runner, ids_on
+from core.runners import Runner, ids_on, prefill
 from core.sampling import Sampling, draw
 
 MOST_NODES, MOST_LEVELS = 64, 16
@@ -140,7 +139,7 @@ class AdaptiveShape:
     """Chooses a tree's shape every few rounds: the one that maximises expected tokens per second.
 
     What it learns is how often the first, second, … sibling was the accepted one (the measured acceptance by rank).
-    It is both the drafter's shape and the run's draft-length controller. `step` as in `core.draft_length.Adaptive`.
+    It is both the drafter's shape and the run's draft-length controller. `step` as in `core.drafting.length.Adaptive`.
     """
 
     WIDTHS = tuple(product((1, 2, 3, 4), (1, 2, 3), (1, 2), (1,), (1,), (1,)))

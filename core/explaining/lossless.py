@@ -16,21 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.decoding import check_settings, open_lane
+from core.decoding import take_step
 from core.drafting import Drafter
 from core.drafting.build import build_drafter
 from core.drafting.ngram import NgramDrafter
 from core.errors import Cancelled, UserError
-from core.metrics import Divergence, first_divergence
-from core.pairs import Pair
-from core.prefill import prefill
+from core.lanes import check_settings, open_lane
+from core.loading.model import use_threads
+from core.loading.pair import Pair
 from core.progress import Stop, never
-from core.prompting import encode_prompt
-from core.records import Run, Settings
-from core.rounds import take_step
-from core.runner import Runner
+from core.records import Divergence, Run, Settings, first_divergence
+from core.runners import Runner, prefill
 from core.sampling import Sampling, Uniforms
-from core.threads import use_threads
+from core.text import encode_prompt
 
 LEAST_EXPECTED = 5.0
 """A cell expected less often than this is pooled with others: the χ² approximation needs it."""

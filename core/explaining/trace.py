@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from core.errors import UserError
-from core.geometry import Geometry
-from core.metrics import depths
-from core.records import Round, Run
+from core.loading.geometry import Geometry
+from core.records import Round, Run, depths
 
 Stage = Literal["in", "layer", "out"]
 
@@ -123,7 +122,7 @@ def _children(parents: Sequence[int | None], node: int | None) -> tuple[int, ...
 
 def trace_pass(geometry: Geometry, cached: int, fed: int, tree: bool = False) -> Iterator[TracedTensor]:
     """The tensors of a target pass over `fed` tokens behind `cached` ones, in the order they are made."""
-    return (_fused_pass if geometry.runner == "lean" else _pass)(geometry, cached, fed, tree)
+    return (_fused_pass if geometry.runner == "fused" else _pass)(geometry, cached, fed, tree)
 
 
 def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
@@ -165,8 +164,8 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
 
 
 def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
-    """core.lean: no batch dimension; q, k and v are one product, gate and up another; queries that share a key head
-    are rows of one matrix."""
+    """core.runners.fused: no batch dimension; q, k and v are one product, gate and up another; queries that share a
+    key head are rows of one matrix."""
     n, total, d = fed, cached + fed, g.dtype
     group = g.heads // g.kv_heads
     inner = [p.out for p in _of(g, "mlp")]
@@ -194,7 +193,8 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
 
 
 def reach(total: int, longest: int) -> int:
-    """Positions of a static cache (core.static_cache) that a pass ending at `total` tokens reads: a power of two."""
+    """Positions of a static cache (core.runners.static_cache) that a pass ending at `total` tokens reads: a power of
+    two."""
     wanted = max(256, 1 << (total - 1).bit_length())
     return wanted if wanted <= max(512, longest) else max(total, longest)
 

@@ -1,1 +1,376 @@
-"""What a pair would be like before it is downloaded or loaded: catalogue, sizes, memory, likeness, verdict."""
+"""What a pair would be like, before anything is downloaded or loaded: do they fit each other, do they fit this machine,
+and what may speculation bring? From configs, tokenizers and safetensors headers alone.
+
+An inspection in words: what a person should know of a pair before loading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from core.costs.formulas import best_length, leviathan
+from core.errors import UserError
+from core.inspecting.catalogue import find_pair
+from core.inspecting.likeness import Likeness, compare_vocabularies
+from core.inspecting.preview import Sized, preview, size_up
+from core.loading import resolve_device
+from core.loading.memory import free_memory
+from core.progress import in_bytes
+from core.records import POCKET_NAME
+
+SCHEMA = 1
+ALPHAS = (0.6, 0.7, 0.8)
+CONTEXT = 2048
+"""Tokens of prompt and answer that caches are counted for, unless told otherwise."""
+LANES = 2
+"""Caches of the target in a race: the speculative lane's and the plain one's."""
+TIGHT = 0.9
+"""Share of the free memory from which a pair only just fits."""
+Basis = Literal["bytes", "layers"]
+Fit = Literal["yes", "tight", "no", "unknown"]
+Level = Literal["good", "caution", "bad"]
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """One model; bytes as they will lie in memory. `read_bytes` is what a pass over one token reads; `cache_bytes` are
+    the keys and values of one run; `download_bytes` is 0 where its weights are here, None where nobody can be asked.
+    `routed`: a token uses a few experts of many; `expert_bytes` are those that 4-bit loading leaves in 16 bits.
+    `window_layers` see the last tokens only. `catalogued`: its sizes are the catalogue's, since it cannot be read,
+    and the first of its notes says why. `obstacle` is a reason known beforehand why it would not run here."""
+
+    name: str
+    model_type: str
+    layers: int
+    hidden_size: int
+    parameters: int
+    active_parameters: int
+    context_length: int
+    precision: str
+    weight_bytes: int
+    read_bytes: int
+    expert_bytes: int
+    routed: bool
+    cache_bytes: int
+    window_layers: int
+    download_bytes: int | None
+    cached: bool
+    chat: bool | None
+    catalogued: bool
+    notes: tuple[str, ...]
+    obstacle: str | None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a race of the pair takes on a device, against what is free there now."""
+
+    device: str
+    weights: int
+    caches: int
+    workspace: int
+    free: int | None
+    total: int | None
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.caches + self.workspace
+
+    @property
+    def fits(self) -> Fit:
+        if self.free is None:
+            return "unknown"
+        return "no" if self.needed > self.free else "tight" if self.needed > TIGHT * self.free else "yes"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Leviathan's speed-up at an acceptance rate and the draft length that is best there."""
+
+    acceptance: float
+    draft_length: int
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Forecasts where a draft step costs `cost_ratio` of a target step: by bytes read, or by layers launched."""
+
+    basis: Basis
+    cost_ratio: float
+    holds: str
+    forecasts: tuple[Forecast, ...]
+
+    def at(self, acceptance: float) -> Forecast:
+        return next(f for f in self.forecasts if f.acceptance == acceptance)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A pair on a machine. `predictions` begin with the one that holds here; there are none without a draft."""
+
+    target: ModelCard
+    draft: ModelCard | None
+    device: str
+    context: int
+    memory: Memory
+    likeness: Likeness | None
+    layers_ratio: float | None
+    bytes_ratio: float | None
+    predictions: tuple[Prediction, ...]
+    level: Level
+    verdict: tuple[str, ...]
+    pair: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document `python -m core inspect --json` writes."""
+        document = {"schema": SCHEMA, **asdict(self)}
+        document["memory"] |= {"needed": self.memory.needed, "fits": self.memory.fits}
+        return document
+
+
+def inspect_pair(
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    precision: str = "auto",
+    draft_precision: str = "auto",
+    device: str = "auto",
+    revision: str | None = None,
+    context: int = CONTEXT,
+    held: int = 0,
+) -> Inspection:
+    """Look at a pair without loading it; with no target, at the bundled pair. `context` is in tokens; `held` are bytes
+    of the device's memory that would be given back first, such as those of a pair that is to be replaced.
+
+    Raises UserError with one sentence where a model is missing, gated, out of reach, or cannot be decoded with.
+    """
+    if context < 1:
+        raise UserError(f"The context must be at least 1 token, not {context}.")
+    place = resolve_device(device)
+    if target is None:
+        target, draft = POCKET_NAME, draft or POCKET_NAME
+    ours = size_up(preview(target, "target", revision), place, precision)
+    theirs = None
+    if draft is not None:
+        theirs = size_up(preview(draft, "draft"), place, precision if draft_precision == "auto" else draft_precision)
+    likeness = compare_vocabularies(ours.preview, theirs.preview) if theirs else None
+    memory = measure_memory(ours, theirs, place, context, held)
+    predictions = predict(ours, theirs, place) if theirs and likeness and likeness.usable else ()
+    cards = card(ours, context), card(theirs, context) if theirs else None
+    known = find_pair(target, draft)
+    level, sentences = judge(*cards, memory, likeness, predictions, context)
+    return Inspection(
+        *cards,
+        place.type,
+        context,
+        memory,
+        likeness,
+        theirs.layers / ours.layers if theirs else None,
+        theirs.weights.read / ours.weights.read if theirs else None,
+        predictions,
+        level,
+        sentences,
+        known.name if known else None,
+    )
+
+
+def card(model: Sized, context: int) -> ModelCard:
+    found, decoder = model.preview, model.preview.decoder
+    tokenizer = found.tokenizer
+    return ModelCard(
+        name=found.name,
+        model_type=found.config.model_type,
+        layers=model.layers,
+        hidden_size=decoder.hidden_size,
+        parameters=model.weights.parameters,
+        active_parameters=model.weights.active_parameters,
+        context_length=model.context_length,
+        precision=model.format.precision,
+        weight_bytes=model.weights.total,
+        read_bytes=model.weights.read,
+        expert_bytes=model.weights.experts,
+        routed=model.routed,
+        cache_bytes=model.cache_bytes(context),
+        window_layers=(getattr(decoder, "layer_types", None) or []).count("sliding_attention"),
+        download_bytes=0 if found.cached else found.stored_bytes,
+        cached=found.cached,
+        chat=None if tokenizer is None else bool(getattr(tokenizer, "chat_template", None)),
+        notes=(*([found.note] if found.note else []), *model.format.notes),
+        obstacle=model.obstacle,
+        catalogued=found.note is not None,
+    )
+
+
+def measure_memory(target: Sized, draft: Sized | None, device: torch.device, context: int, held: int = 0) -> Memory:
+    """Both models' weights, the caches of a race's lanes and the wider of the two workspaces."""
+    models = [target, draft] if draft else [target]
+    free = free_memory(device)
+    return Memory(
+        device=device.type,
+        weights=sum(model.weights.total for model in models),
+        caches=LANES * target.cache_bytes(context) + (draft.cache_bytes(context) if draft else 0),
+        workspace=max(model.workspace_bytes(context) for model in models),
+        free=None if free.free is None else free.free + held,
+        total=free.total,
+    )
+
+
+def predict(target: Sized, draft: Sized, device: torch.device) -> tuple[Prediction, ...]:
+    """What speculation may bring if a pass over several tokens costs what one over one token costs."""
+    by_bytes = draft.weights.read / target.weights.read
+    by_layers = draft.layers / target.layers
+    if device.type == "cpu":
+        return (forecast("bytes", by_bytes, "on a CPU, where a step costs the bytes it reads"),)
+    eager = forecast("layers", by_layers, "without CUDA graphs, where a step costs its layers' kernel launches")
+    if device.type != "cuda":
+        return (forecast("layers", by_layers, "here, where a step costs its layers' kernel launches"),)
+    return (forecast("bytes", by_bytes, "with CUDA graphs, where a step costs the bytes it reads"), eager)
+
+
+def forecast(basis: Basis, cost_ratio: float, holds: str) -> Prediction:
+    lengths = {alpha: best_length(alpha, cost_ratio) for alpha in ALPHAS}
+    return Prediction(
+        basis,
+        cost_ratio,
+        holds,
+        tuple(Forecast(alpha, n, leviathan(alpha, n, cost_ratio)) for alpha, n in lengths.items()),
+    )
+
+
+EXPECTED = 0.7
+"""The acceptance rate the verdict speaks of."""
+WORTH_IT = 1.2
+MANY_LAYERS, MANY_BYTES = 0.75, 0.5
+Finding = tuple["Level", str]
+
+
+def judge(
+    target: ModelCard,
+    draft: ModelCard | None,
+    memory: Memory,
+    likeness: Likeness | None,
+    predictions: Sequence[Prediction],
+    context: int,
+) -> tuple[Level, tuple[str, ...]]:
+    """The worst level found, and all that was found, the worst first: "bad" is what will not run, "caution" what one
+    should know."""
+    found = [*_fit(memory, all(m.precision == "nf4" for m in (target, draft) if m)), *_model(target, context)]
+    if draft is None or likeness is None:
+        found.append(("good", "No draft model: it can draft with n-grams or with its own first layers."))
+    else:
+        found += [
+            *_tokens(likeness),
+            *_cost(target, draft, memory),
+            *_gain(predictions),
+            *_drafting(target, draft, context),
+        ]
+    order: list[Level] = ["bad", "caution", "good"]
+    found.sort(key=lambda finding: order.index(finding[0]))
+    return found[0][0], tuple(sentence for _, sentence in found)
+
+
+def _fit(memory: Memory, smallest: bool) -> Iterator[Finding]:
+    place = {"cpu": "RAM", "cuda": "graphics memory", "mps": "memory"}[memory.device]
+    needed = f"It needs about {in_bytes(memory.needed)} of {place}"
+    if memory.free is None:
+        yield "caution", f"{needed}; how much is free this system does not tell."
+    elif memory.fits == "no":
+        way_out = "a smaller pair" if smallest else "nf4 or a smaller pair"
+        yield "bad", f"{needed} and {in_bytes(memory.free)} are free: it does not fit. Choose {way_out}."
+    elif memory.fits == "tight":
+        yield "caution", f"{needed} and {in_bytes(memory.free)} are free: it only just fits."
+    else:
+        yield "good", f"{needed} and {in_bytes(memory.free)} are free: it fits."
+
+
+def _model(model: ModelCard, context: int) -> Iterator[Finding]:
+    for note in model.notes:
+        yield "caution", note
+    if model.obstacle:
+        yield "bad", model.obstacle
+    if model.catalogued:
+        yield "caution", "The sizes here are those of the catalogue."
+    if model.expert_bytes:
+        yield (
+            "caution",
+            f"{in_bytes(model.expert_bytes)} of its {in_bytes(model.weight_bytes)} are experts, which stay in 16 bits: "
+            "4-bit loading quantises linear layers only.",
+        )
+    if model.routed:
+        yield (
+            "caution",
+            "A pass over several tokens wakes more experts than a pass over one, so checking a draft costs more than "
+            "predicted.",
+        )
+    if model.window_layers:
+        yield (
+            "good",
+            f"{model.window_layers} of {model.layers} layers see the last tokens only; their keys are all kept, so "
+            "that a rejected draft can be taken back exactly.",
+        )
+    if model.context_length < context:
+        yield "good", f"{model.name} reads at most {model.context_length:,} tokens."
+
+
+def _tokens(likeness: Likeness) -> Iterator[Finding]:
+    if not likeness.usable:
+        yield "bad", likeness.sentence
+    else:
+        yield "good" if likeness.same else "caution", likeness.sentence
+
+
+def _cost(target: ModelCard, draft: ModelCard, memory: Memory) -> Iterator[Finding]:
+    if draft.name == target.name:
+        yield "caution", "The draft is the target itself: each draft token costs as much as a plain one."
+    layers, bytes_read = draft.layers / target.layers, draft.read_bytes / target.read_bytes
+    if layers > 1:
+        yield (
+            "caution",
+            f"This draft has more layers than its target ({draft.layers} against {target.layers}): expect a slowdown "
+            "without CUDA graphs.",
+        )
+    elif layers > MANY_LAYERS and memory.device != "cpu":
+        yield (
+            "good" if memory.device == "cuda" else "caution",
+            f"The draft has {draft.layers} layers against {target.layers}: without CUDA graphs a draft step costs "
+            f"about {layers:.0%} of a target step.",
+        )
+    if bytes_read > MANY_BYTES:
+        yield "caution", f"A draft step reads {bytes_read:.0%} of what a target step reads: there is little to gain."
+
+
+def _gain(predictions: Sequence[Prediction]) -> Iterator[Finding]:
+    if not predictions:
+        return
+    first = predictions[0]
+    expected = first.at(EXPECTED)
+    if expected.draft_length == 0:
+        yield "caution", f"At {EXPECTED:.0%} acceptance nothing is to be gained {first.holds}."
+        return
+    yield (
+        "good" if expected.speedup >= WORTH_IT else "caution",
+        f"At {EXPECTED:.0%} acceptance up to {expected.speedup:.1f}× with drafts of {expected.draft_length}, "
+        f"{first.holds}.",
+    )
+
+
+def _drafting(target: ModelCard, draft: ModelCard, context: int) -> Iterator[Finding]:
+    if draft.obstacle:
+        yield "bad", draft.obstacle
+    if draft.catalogued and not target.catalogued:
+        yield "caution", f"The sizes of {draft.name} are those of the catalogue."
+    for note in draft.notes:
+        if note.replace(draft.name, target.name) not in target.notes:
+            yield "caution", note
+    if draft.context_length < min(context, target.context_length):
+        yield (
+            "caution",
+            f"The draft reads at most {draft.context_length:,} tokens; past them the target goes on alone.",
+        )
+    if target.chat and draft.chat is False:
+        yield "caution", "The target is a chat model and the draft is not: they will agree less."

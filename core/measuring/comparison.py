@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from core.metrics import Metrics, Spread, count_by_position, first_divergence, summarise
-from core.records import Run, Settings
+from core.records import Metrics, Run, Settings, Spread, count_by_position, first_divergence, summarise
 
 NEEDS_DRAFT = ("draft", "ngram+draft", "tree")
 """Methods that read the weights of a second model."""

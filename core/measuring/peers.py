@@ -9,9 +9,9 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from core.clock import synchronise
-from core.pairs import Pair
-from core.prompting import encode_prompt
+from core.loading.pair import Pair
 from core.records import Settings
+from core.text import encode_prompt
 
 PEERS = ("transformers generate", "transformers assisted")
 

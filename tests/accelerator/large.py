@@ -13,19 +13,18 @@ import torch
 
 from core.clock import PassTimer
 from core.costs import CostTable, time_passes
+from core.costs.formulas import promise
 from core.decoding import speculative
-from core.draft_length import Adaptive, Controller, Fixed
-from core.environment import describe_environment
-from core.graph import GraphRunner
-from core.measuring.bandwidth import describe_bandwidth
+from core.drafting.length import Adaptive, Controller, Fixed
+from core.lanes import describe_environment
+from core.loading.model import Model
+from core.loading.pair import Pair
+from core.measuring.bench import describe_bandwidth
 from core.measuring.peers import run_peer
-from core.metrics import Spread, summarise
-from core.model import Model
-from core.pairs import Pair
-from core.records import Run, Settings
-from core.runner import DynamicRunner
+from core.records import Run, Settings, Spread, summarise
+from core.runners.dynamic import DynamicRunner
+from core.runners.graph import GraphRunner
 from core.text import Detokenizer
-from core.theory import promise
 from tests.accelerator.models import DRAFT, SMALL, TARGET, as_model, build
 from tests.accelerator.scripted import ScriptedDrafter, ScriptedTarget
 
@@ -70,7 +69,7 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
     assert pair.draft is not None
     if device.type == "cpu":  # the same passes, eagerly
         for model in (pair.target, pair.draft):
-            model.runner_kind, model._lean = GraphRunner.kind, None
+            model.runner_kind, model._fused = GraphRunner.kind, None
     say(f"runners: {pair.target.runner_kind}, {pair.draft.runner_kind}")
     curves = {name: curve_of(model, say) for name, model in (("target", pair.target), ("draft", pair.draft))}
     say("what they cost where they stand in a round")

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from core.loading import POCKET
-from core.model import Model
+from core.loading.model import Model
 
 TARGET = {  # Llama 3.1 8B
     "model_type": "llama",

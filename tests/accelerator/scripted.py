@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
-from core.prefill import prefill
 from core.progress import Stop
-from core.runner import Runner, ids_on
+from core.runners import Runner, ids_on, prefill
 
 CERTAIN = 1e4
 

@@ -10,14 +10,14 @@ from tiny import VOCABULARY, random_model, random_prompt
 from torch import nn
 
 from core.clock import Clock, off_the_clock
-from core.decoding import open_lane
+from core.decoding import take_step
 from core.drafting.model import ModelDrafter
-from core.graph import GraphRunner, why_not
-from core.measuring.bandwidth import copy_bandwidth
-from core.metrics import first_divergence
-from core.records import METHODS, Settings
-from core.rounds import take_step
-from core.runner import DynamicRunner, ids_on
+from core.lanes import open_lane
+from core.measuring.bench import copy_bandwidth
+from core.records import METHODS, Settings, first_divergence
+from core.runners import ids_on
+from core.runners.dynamic import DynamicRunner
+from core.runners.graph import GraphRunner, why_not
 from core.sampling import Sampling, Uniforms
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,5 @@
-"""A sweep without models: steps and a document of the shape that `core.sweep` gives, from an acceptance and costs."""
+"""A sweep without models: steps and a document of the shape that `core.measuring.sweep` gives, from an acceptance
+and costs."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Callable, Generator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from core.costs import CURVE
+from core.costs.formulas import expected_tokens, honest, leviathan, rule_of_thumb
 from core.errors import UserError
-from core.measuring.curve import CURVE
-from core.prompts import Prompt
 from core.records import SCHEMA, Settings
-from core.theory import expected_tokens, honest, leviathan, rule_of_thumb
+from core.text import Prompt
 
 STEP = 0.008
 """Seconds of a plain step of the pretended machine."""

@@ -11,11 +11,10 @@ from typing import Any
 
 from fake_sweep import fake_sweep
 
-from app.engine import Engine, Offer
+from app.serving import Engine, Offer
 from core.errors import UserError
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
-from core.metrics import Divergence
-from core.records import Candidate, Round, Run, Settings, Token
+from core.records import Candidate, Divergence, Round, Run, Settings, Token
 
 CODE = (
     'def merge_sort(items):\n    """Sort a list."""\n    if len(items) <= 1:\n        return items\n    middle = '
@@ -25,7 +24,7 @@ CODE = (
 COSTS = {"1": 0.0078, "2": 0.0080, "4": 0.0085, "6": 0.0091, "9": 0.0102, "16": 0.0130}
 SHAPE = {
     "dtype": "bfloat16",
-    "runner": "lean",
+    "runner": "fused",
     "attention": "sdpa",
     "position_table": False,
     "head_size": 64,
@@ -36,7 +35,7 @@ SHAPE = {
 
 
 def geometry(width: int, layers: int, heads: int, inner: int, read: int) -> dict[str, Any]:
-    """A Llama of these sizes, as `core.geometry` describes it."""
+    """A Llama of these sizes, as `core.loading.geometry` describes it."""
     named = {"q_proj": 64 * heads, "k_proj": 128, "v_proj": 128, "o_proj": width}
     inside = [{"name": n, "place": "out" if n == "o_proj" else "in", "out": out} for n, out in named.items()]
     mlp = {"gate_proj": inner, "up_proj": inner, "down_proj": width}
@@ -82,7 +81,7 @@ ENVIRONMENT = {
 
 
 def inspection(settings: Settings) -> dict[str, Any]:
-    """What `core.inspecting.inspection` finds of a pair, made up: the larger it is by name, the less it fits."""
+    """What `core.inspecting` finds of a pair, made up: the larger it is by name, the less it fits."""
     large = "large" in (settings.target or "")
     model = {"name": settings.target or "pocket", "layers": 16, "chat": False, "download_bytes": 8_100_000_000 * large}
     forecasts = [{"acceptance": a, "draft_length": 5, "speedup": s} for a, s in ((0.6, 1.6), (0.7, 2.0), (0.8, 2.6))]

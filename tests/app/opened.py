@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fakes import CODE, FakeEngine, pieces
 
-from app.device import Device
-from app.race import queued_race
-from app.turns import guarded
+from app.playground.race import queued_race
+from app.serving.device import Device
+from app.serving.turns import guarded
 from core.records import Run, Settings
 
 

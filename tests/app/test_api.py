@@ -11,9 +11,8 @@ from fakes import FakeEngine
 
 from app.api import leave_to_programs
 from app.page import build, launch_options
-from app.token_stream import Reader
-from core.metrics import summarise
-from core.records import run_from_dict
+from app.tokens import Reader
+from core.records import run_from_dict, summarise
 
 gradio_client = pytest.importorskip("gradio_client")
 PLUMBING = {"/read_address", "/take", "/table", "/show", "/remove", "/open", "/describe"}

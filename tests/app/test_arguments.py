@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from app.arguments import read_arguments, unmet
+from app.settings import read_arguments, unmet
 
 
 def test_it_listens_on_this_machine_only_and_shares_nothing_unless_asked() -> None:
@@ -26,7 +26,7 @@ def test_an_address_anyone_may_open_is_public() -> None:
 def test_tools_without_their_package_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("app.arguments.find_spec", lambda name: None)
+    monkeypatch.setattr("app.settings.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         read_arguments(["--mcp"])
     assert capsys.readouterr().err == "--mcp needs one more package: pip install 'gradio[mcp]'\n"

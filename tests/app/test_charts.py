@@ -8,13 +8,13 @@ import pytest
 from fake_sweep import fake_sweep
 from fakes import ENVIRONMENT
 
-from app import charts
-from app.charts import COLOURS, SERIES, add_line, figure
-from app.sweep_charts import PREDICTED, acceptance_by_depth, cost_by_rows, speedup_by_length
-from core.measuring.sweep_report import points_at
-from core.prompts import Prompt
+from app.tokens import charts
+from app.tokens.charts import COLOURS, SERIES, add_line, figure
+from app.tune.results import PREDICTED, acceptance_by_depth, cost_by_rows, speedup_by_length
+from core.measuring.report import points_at
+from core.measuring.sweep import finish
 from core.records import Settings
-from core.sweep import finish
+from core.text import Prompt
 
 LENGTHS = [1, 2, 4, 8]
 

@@ -9,16 +9,16 @@ import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
 from app.compare import Compare
-from app.comparison import Comparison, compare, fetch_all, notes, plan_event
-from app.comparison_charts import acceptance_by_position, speed_by_lane, weights_by_lane
-from app.device import Device
-from app.lanes import lane_names, lanes_from
-from app.picker import choices
+from app.compare.events import Comparison, compare, fetch_all, notes, plan_event
+from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
+from app.compare.lanes import lane_names, lanes_from
+from app.serving.device import Device
+from app.serving.turns import guarded
 from app.settings import CONTROLS
-from app.turns import guarded
+from app.sidebar.picker import choices
 from core.errors import UserError
-from core.prompts import Prompt
 from core.records import Run, Settings, run_from_dict
+from core.text import Prompt
 
 BASE = Settings(target="owner/big", draft="owner/small", max_new_tokens=24, draft_length=5)
 CHOSEN = {name: getattr(BASE, name) for name in CONTROLS}

@@ -5,8 +5,8 @@ import fastapi
 import gradio as gr
 import pytest
 
-from app.device import Device
-from app.stops import ARRIVED, LONGEST_WAIT, Stops
+from app.serving.device import Device
+from app.serving.stops import ARRIVED, LONGEST_WAIT, Stops
 from core.errors import UserError
 
 

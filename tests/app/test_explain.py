@@ -8,16 +8,16 @@ import gradio as gr
 import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.device import Device
 from app.explain import Explain
-from app.explain_check import greedy_html, law_html
-from app.explain_costs import costs_html
-from app.explanation import interesting_round, walk
-from app.markup import chip, probability, quoted, shape, size
-from app.visit import Visit
+from app.explain.check import greedy_html, law_html
+from app.explain.costs import costs_html
+from app.explain.steps import interesting_round, walk
+from app.serving.device import Device
+from app.serving.visit import Visit
+from app.tokens.markup import chip, probability, quoted, shape, size
+from core.costs.formulas import expected_tokens
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck
 from core.records import Candidate, Round, Run, Settings, Token
-from core.theory import expected_tokens
 
 REQUEST = SimpleNamespace(session_hash="me")
 

@@ -8,9 +8,9 @@ from io import StringIO
 import pytest
 from opened import finished_race
 
-from app.exports import COLUMNS, FORMULA, command_of, export, harmless
-from app.run_file import read_run_file
-from app.visit import Visit
+from app.history.run_file import read_run_file
+from app.playground.take_away import COLUMNS, FORMULA, command_of, export, harmless
+from app.serving.visit import Visit
 from core.__main__ import parser, settings_of
 from core.errors import UserError
 from core.records import Settings

@@ -8,12 +8,11 @@ import gradio as gr
 import pytest
 from opened import finished_race
 
-from app.exports import as_json
 from app.history import History, columns, row, table
-from app.token_stream import Reader
-from app.visit import Visit
-from core.metrics import summarise
-from core.records import Settings
+from app.playground.take_away import as_json
+from app.serving.visit import Visit
+from app.tokens import Reader
+from core.records import Settings, summarise
 
 HISTORY = History()
 

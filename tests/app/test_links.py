@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.links import LONGEST_PROMPT, LONGEST_QUERY, read_link
+from app.playground.take_away import LONGEST_PROMPT, LONGEST_QUERY, read_link
 from app.settings import CONTROLS, settings_from
 from core.errors import UserError
 from core.records import METHODS, Settings

@@ -8,14 +8,12 @@ import pytest
 from fakes import CONTROLS as VALUES
 from fakes import FakeEngine, inspection
 
-from app.background import in_background
-from app.device import Device
-from app.engine import Engine
 from app.header import facts_before_loading, header_html, notes
-from app.pair_card import card_html, facts, trouble_html
-from app.picker import OTHER, Picker, choices, reasons_of
+from app.serving import Engine
+from app.serving.device import Device, in_background
+from app.serving.turns import guarded, with_pair
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
-from app.turns import guarded, with_pair
+from app.sidebar.picker import OTHER, Picker, card_html, choices, facts, reasons_of, trouble_html
 from core.errors import Cancelled, UserError
 from core.records import Settings
 
@@ -81,7 +79,7 @@ def test_the_list_begins_with_the_pair_of_the_start():
 
 def test_the_catalogue_offers_what_is_here_first_then_what_fits(monkeypatch):
     monkeypatch.setattr(
-        "core.fetching.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
+        "core.loading.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
     )
     offers = Engine(Settings(device="cpu")).offers()
     assert (offers[0].name, offers[0].cached) == ("qwen3-14b", True)
@@ -163,7 +161,7 @@ def test_strangers_get_what_is_offered_by_every_way(monkeypatch, asked, allowed,
     monkeypatch.setattr("core.loading.fetch_pair", lambda *_: reached.append(1))
     monkeypatch.setattr("core.loading.load_pair", lambda *_: reached.append(1) or pair)
     report = SimpleNamespace(to_dict=dict)
-    monkeypatch.setattr("core.inspecting.inspection.inspect_pair", lambda *_, **__: reached.append(1) or report)
+    monkeypatch.setattr("core.inspecting.inspect_pair", lambda *_, **__: reached.append(1) or report)
     if allowed:
         getattr(engine, way)(asked)
         return

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from fakes import FakeEngine
 
-from app.device import Device
-from app.race import queued_race
-from app.turns import OUR_FAULT, guarded
+from app.playground.race import queued_race
+from app.serving.device import Device
+from app.serving.turns import OUR_FAULT, guarded
 from core.records import Run, Settings, run_from_dict
 
 SETTINGS = Settings(max_new_tokens=40, draft_length=5)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fakes import FakeEngine
 
-from app.device import Device
-from app.race import queued_race
-from app.replay import lanes_of, replay_events, replay_page, replay_value
+from app.playground.race import queued_race
+from app.serving.device import Device
 from app.theme import theme
-from app.token_stream import Reader, asset
+from app.tokens import Reader, asset
+from app.tokens.replay import lanes_of, replay_events, replay_page, replay_value
 from core.records import SCHEMA, Run, Settings
 
 SETTINGS = Settings(max_new_tokens=40, draft_length=5)

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opened import finished_race
 
-from app import run_file
-from app.exports import as_json
-from app.run_file import DraftedFile, EmittedFile, RoundFile, RunFile, SettingsFile, read_run_file
-from app.visit import Visit
+from app.history import run_file
+from app.history.run_file import DraftedFile, EmittedFile, RoundFile, RunFile, SettingsFile, read_run_file
+from app.playground.take_away import as_json
+from app.serving.visit import Visit
 from core.errors import UserError
 from core.records import Round, Settings, Token
 

@@ -13,11 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 
 from tiny import make_tokenizer, random_model
 
-from app import spaces
-from app.device import Device
-from app.engine import Engine
-from app.race import queued_race
-from app.spaces import ZeroGpu, race_job, seconds_of_gpu, settle_in
+from app.playground.race import queued_race
+from app.serving import Engine, spaces
+from app.serving.device import Device
+from app.serving.spaces import ZeroGpu, race_job, seconds_of_gpu, settle_in
 from core.errors import UserError
 from core.progress import never
 from core.records import Settings

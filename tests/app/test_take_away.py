@@ -8,8 +8,8 @@ import gradio as gr
 import pytest
 from opened import finished_race
 
-from app.take_away import TakeAway
-from app.visit import Visit
+from app.playground.take_away import TakeAway
+from app.serving.visit import Visit
 from core.records import Settings
 
 

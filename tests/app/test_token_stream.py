@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.token_stream import UPDATES_PER_SECOND, Reader, Window, asset, encode, script, stream
+from app.tokens import UPDATES_PER_SECOND, Reader, Window, asset, encode, script, stream
 
 
 def lines(value: str) -> list[dict[str, Any]]:

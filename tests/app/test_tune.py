@@ -13,14 +13,14 @@ import pytest
 from fake_sweep import fake_sweep
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.device import Device
-from app.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
+from app.serving.device import Device
 from app.settings import CONTROLS
 from app.tune import PUBLIC_BUDGET, Tune
-from app.tune_results import QUESTIONS, best_settings, details
-from core.prompts import Prompt
+from app.tune.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
+from app.tune.results import QUESTIONS, best_settings, details
+from core.measuring.sweep import finish
 from core.records import Settings
-from core.sweep import finish
+from core.text import Prompt
 
 HUB = Settings(target="org/target-8B", draft="org/draft-1B")
 
@@ -180,7 +180,7 @@ def pair_folder(tmp_path_factory):
 def test_the_transformers_script_runs(pair_folder, monkeypatch, method, temperature):
     """Each flag is one that transformers knows: the script is run as it is, on a pair in a folder."""
     target, draft = pair_folder
-    monkeypatch.setattr("app.production._place", lambda name, role: str({"target": target, "draft": draft}[role]))
+    monkeypatch.setattr("app.tune.production._place", lambda name, role: str({"target": target, "draft": draft}[role]))
     settings = Settings(method=method, temperature=temperature, top_p=0.9, min_p=0.05, max_new_tokens=6)
     recipe = transformers(Deployment(settings, 3, "fp32", "fp32", exit_layer=1))
     written = io.StringIO()

@@ -1,6 +1,5 @@
-from app.verdict import inactive, verdict, why_slower
-from core.metrics import Divergence
-from core.records import Round, Run, Settings, Token
+from app.playground.race import inactive, verdict, why_slower
+from core.records import Divergence, Round, Run, Settings, Token
 
 
 def token(outcome: str) -> Token:

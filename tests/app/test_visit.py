@@ -6,8 +6,8 @@ from copy import deepcopy
 import pytest
 from opened import finished_race
 
-import app.visit
-from app.visit import Visit
+import app.serving.visit
+from app.serving.visit import Visit
 from core.errors import UserError
 from core.records import Settings
 
@@ -40,14 +40,14 @@ def test_numbers_go_on_when_entries_go() -> None:
 def test_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """By count and by size; the newest is kept however large it is."""
     runs, visit = finished_race(), Visit()
-    for _ in range(app.visit.MOST_ENTRIES + 3):
+    for _ in range(app.serving.visit.MOST_ENTRIES + 3):
         visit.add("race", runs)
-    assert len(visit.entries) == app.visit.MOST_ENTRIES
-    assert visit.entries[-1].number == app.visit.MOST_ENTRIES + 3
-    monkeypatch.setattr(app.visit, "MOST_BYTES", 3 * len(visit.entries[0].packed))
+    assert len(visit.entries) == app.serving.visit.MOST_ENTRIES
+    assert visit.entries[-1].number == app.serving.visit.MOST_ENTRIES + 3
+    monkeypatch.setattr(app.serving.visit, "MOST_BYTES", 3 * len(visit.entries[0].packed))
     visit.add("race", runs)
     assert len(visit.entries) == 3
-    monkeypatch.setattr(app.visit, "MOST_BYTES", 1)
+    monkeypatch.setattr(app.serving.visit, "MOST_BYTES", 1)
     visit.add("race", runs)
     assert len(visit.entries) == 1
 
@@ -55,11 +55,11 @@ def test_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_visits_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's many tabs cost others their oldest runs before they cost the machine its memory."""
     gc.collect()
-    app.visit._visits.clear()
+    app.serving.visit._visits.clear()
     runs = finished_race()
     one, other = Visit(), Visit()
     size = len(one.add("race", runs).packed)
-    monkeypatch.setattr(app.visit, "MOST_BYTES_OF_ALL", 3 * size)
+    monkeypatch.setattr(app.serving.visit, "MOST_BYTES_OF_ALL", 3 * size)
     for _ in range(4):
         other.add("race", runs)
     assert one.entries == []
@@ -69,10 +69,10 @@ def test_all_visits_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_closed_visit_is_no_longer_counted() -> None:
     visit = Visit()
     visit.add("race", finished_race())
-    before = len(app.visit._visits)
+    before = len(app.serving.visit._visits)
     del visit
     gc.collect()
-    assert len(app.visit._visits) == before - 1
+    assert len(app.serving.visit._visits) == before - 1
 
 
 def test_visitors_get_a_visit_each() -> None:

@@ -7,12 +7,12 @@ import gradio as gr
 import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.arguments import read_arguments
-from app.device import Device
 from app.header import facts, header_html
-from app.picker import Picker
 from app.playground import FALLBACK, starting_prompts
+from app.serving.device import Device
+from app.settings import read_arguments
 from app.sidebar import METHODS, sidebar
+from app.sidebar.picker import Picker
 from core.records import METHODS as ALL_METHODS
 from core.records import Settings
 
@@ -38,7 +38,7 @@ def test_model_names_are_escaped_and_folders_cut() -> None:
 
 def test_the_page_starts_with_prompts_also_without_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert all(prompt.name and prompt.text.strip() for prompt in starting_prompts())
-    monkeypatch.setattr("core.prompts.PROMPTS", tmp_path / "none.toml")
+    monkeypatch.setattr("core.text.PROMPTS", tmp_path / "none.toml")
     assert starting_prompts() == [FALLBACK]
 
 

@@ -123,7 +123,7 @@ def visit(chromium: Any) -> Iterator[Any]:
 @pytest.fixture
 def from_disk(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     """Open the replay page of a race as a file; it may ask for nothing, and break no rule of its own policy."""
-    from app.replay import replay_page
+    from app.tokens.replay import replay_page
 
     contexts, trouble = [], []
 

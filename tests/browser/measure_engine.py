@@ -44,12 +44,11 @@ def read_race(address: str, options: dict[str, Any]) -> list[float]:
 
 
 def main() -> None:
-    from app.device import Device
-    from app.engine import Engine
     from app.page import build, launch_options
-    from app.race import queued_race
-    from core.metrics import summarise
-    from core.records import Run, Settings
+    from app.playground.race import queued_race
+    from app.serving import Engine
+    from app.serving.device import Device
+    from core.records import Run, Settings, summarise
 
     chosen = arguments()
     base = Settings(

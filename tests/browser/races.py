@@ -7,8 +7,8 @@ from typing import Any
 
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.device import Device
-from app.race import queued_race
+from app.playground.race import queued_race
+from app.serving.device import Device
 from core.records import SCHEMA, Candidate, Round, Run, Settings, Token
 
 

@@ -233,14 +233,14 @@ def test_a_visit_is_let_go_with_its_tab(
     scripted: tuple[Any, str], engine: Any, visit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradio gives a closed tab an hour to come back, in its own tests a second."""
-    import app.visit
+    import app.serving.visit
 
     monkeypatch.setenv("GRADIO_IS_E2E_TEST", "1")
     gc.collect()
-    before = set(app.visit._visits)
+    before = set(app.serving.visit._visits)
     gone = visit(scripted[1])
     run_to_end(gone)
-    (kept,) = map(weakref.ref, set(app.visit._visits) - before)
+    (kept,) = map(weakref.ref, set(app.serving.visit._visits) - before)
     gone.close()
     until = time.monotonic() + 15
     while kept() and time.monotonic() < until:

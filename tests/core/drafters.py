@@ -4,9 +4,8 @@ from lookup import CPU, LookupRunner, LookupView, table
 from torch import Tensor
 
 from core.drafting import Drafter
-from core.drafting.combined import CombinedDrafter
 from core.drafting.model import ModelDrafter
-from core.drafting.ngram import NgramDrafter
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter, parse_shape
 from core.sampling import Sampling
 

@@ -13,8 +13,8 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from core.decoding import speculative
-from core.draft_length import Controller, Fixed
 from core.drafting import Drafter
+from core.drafting.length import Controller, Fixed
 from core.records import Run, Settings
 from core.sampling import Sampling
 

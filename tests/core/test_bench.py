@@ -6,16 +6,24 @@ import pytest
 import torch
 
 from core.__main__ import main
-from core.bench import LENGTHS, bench, run_timed
 from core.clock import PassTimer
+from core.costs.formulas import expected_tokens, honest, promise
 from core.errors import UserError
-from core.measuring.bandwidth import bytes_read, copy_bandwidth
-from core.measuring.bench_report import table
-from core.measuring.growth import NEW_TOKENS, contexts_of, growth, padded_prompt
+from core.measuring.bench import (
+    LENGTHS,
+    NEW_TOKENS,
+    bench,
+    bytes_read,
+    contexts_of,
+    copy_bandwidth,
+    growth,
+    padded_prompt,
+    run_timed,
+)
 from core.measuring.peers import run_peer
-from core.prompting import encode_prompt
+from core.measuring.report import table
 from core.records import Round, Settings, Token
-from core.theory import expected_tokens, honest, promise
+from core.text import encode_prompt
 
 PROMPTS = ["the quick brown fox", "one two three one two three one two"]
 SETTINGS = Settings(draft_length=3, max_new_tokens=12, ignore_eos=True)
@@ -57,7 +65,7 @@ def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
     """Efficiency counts what `feed` takes, and nothing that happens between two passes."""
     import time
 
-    from core import rounds
+    from core import decoding as rounds
 
     _, quick = run_timed(pair, PROMPTS[0], SETTINGS)
     judge = rounds.judge
@@ -150,7 +158,7 @@ def test_bandwidth_counts_bytes_both_ways(pair):
 
 def test_peers_write_the_same_text(pair, monkeypatch):
     """What is compared must be the same work: transformers' greedy ids are ours."""
-    from core.decoding import open_lane
+    from core.lanes import open_lane
 
     written = {}
     generate = pair.target.network.generate

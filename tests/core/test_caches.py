@@ -3,15 +3,14 @@
 import pytest
 import torch
 from lookup import CPU
-from tiny import KINDS, VOCABULARY, draft_runner, lean_of, random_prompt, target_of, target_runner
+from tiny import KINDS, VOCABULARY, draft_runner, fused_of, random_prompt, target_of, target_runner
 
-from core.drafting.combined import CombinedDrafter
+from core.decoding import take_step
 from core.drafting.model import ModelDrafter
-from core.drafting.ngram import NgramDrafter
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
-from core.lean import LeanRunner
-from core.rounds import take_step
-from core.runner import DynamicRunner
+from core.runners.dynamic import DynamicRunner
+from core.runners.fused import FusedRunner
 from core.sampling import Sampling, Uniforms
 
 SAMPLING = Sampling(temperature=1.0)
@@ -81,7 +80,7 @@ def test_tree_after_every_round(kind):
         assert_exact(drafter.runner, draft_runner(kind), context)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama lean", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "llama fused", "gemma3_text", "gpt2"])
 def test_method_switched_in_the_middle_of_a_text(kind):
     """Drafters take turns on one target: each catches up on whatever was written without it."""
     target = target_runner(kind)
@@ -102,7 +101,7 @@ def test_method_switched_in_the_middle_of_a_text(kind):
     assert_exact(early.runner, target_runner(kind).view(1), context)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama lean"])
+@pytest.mark.parametrize("kind", ["llama", "llama fused"])
 def test_truncate_is_absolute_and_idempotent(kind):
     """`truncate(n)` states the length; saying it twice, or saying more than there is, changes nothing."""
     cache, text = target_runner(kind), random_prompt(12)
@@ -117,7 +116,7 @@ def test_truncate_is_absolute_and_idempotent(kind):
     assert_exact(cache, target_runner(kind), text)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama lean"])
+@pytest.mark.parametrize("kind", ["llama", "llama fused"])
 def test_view_truncates_only_its_layers(kind):
     """Rolling the view back past the target's length would be the target's loss: it keeps what it had fed."""
     text = random_prompt(12)
@@ -131,7 +130,7 @@ def test_view_truncates_only_its_layers(kind):
     assert_exact(target, target_runner(kind), text)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama lean"])
+@pytest.mark.parametrize("kind", ["llama", "llama fused"])
 def test_reset_leaves_nothing_of_the_last_prompt(kind):
     """A runner from the pool answers like a new one."""
     used = target_runner(kind)
@@ -150,10 +149,10 @@ def test_rows_are_the_last_ones(kind):
     torch.testing.assert_close(last, whole[-3:], **CLOSE)
 
 
-@pytest.mark.parametrize("make", [DynamicRunner, lambda network, size: LeanRunner(lean_of(network), size)])
+@pytest.mark.parametrize("make", [DynamicRunner, lambda network, size: FusedRunner(fused_of(network), size)])
 def test_padded_vocabulary_is_cut_off(make):
     """Ids past the real vocabulary do not exist, for the runner and for its early-exit view."""
-    cache = make(target_of("llama lean"), VOCABULARY - 5)
+    cache = make(target_of("llama fused"), VOCABULARY - 5)
     assert cache.feed(torch.tensor([1, 2])).shape == (2, VOCABULARY - 5)
     assert cache.view(1).feed(torch.tensor([3])).shape == (1, VOCABULARY - 5)
 
@@ -187,7 +186,7 @@ def test_keep_compacts_a_tree_to_one_path(kind, path):
     assert_exact(cache, target_runner(kind), [*written, 5])
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama lean"])
+@pytest.mark.parametrize("kind", ["llama", "llama fused"])
 def test_shared_configuration_is_not_touched(kind):
     """Views and runners leave the model's own configuration and layers as they are."""
     network = target_of(kind)
@@ -197,7 +196,7 @@ def test_shared_configuration_is_not_touched(kind):
     assert len(network.model.layers) == network.config.num_hidden_layers == 2
 
 
-@pytest.mark.parametrize("kind", ["llama lean", "qwen2 lean", "qwen3 lean"])
+@pytest.mark.parametrize("kind", ["llama fused", "qwen2 fused", "qwen3 fused"])
 def test_fused_forward_is_transformers_own(kind):
     """The same logits as the model's own forward, which still works on the fused weights."""
     ids = torch.tensor([random_prompt(40)])

@@ -10,8 +10,8 @@ from tiny import make_tokenizer, random_model
 from core.__main__ import main
 from core.errors import UserError
 from core.loading import load_model
-from core.prompting import encode_prompt
 from core.records import Settings
+from core.text import encode_prompt
 
 PLAIN = (
     "{% for message in messages %}<|end|>{{ message['role'] }}: {{ message['content'] | trim }}\n{% endfor %}"

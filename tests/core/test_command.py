@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.__main__ import parser, settings_of
-from core.command import arguments, command
 from core.errors import UserError
 from core.records import METHODS, Settings
+from core.settings import arguments, command
 
 names = st.none() | st.sampled_from(["Qwen/Qwen3-4B", "/models/my model", "-odd", "it's"])
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60)

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from core.costs import CostTable
-from core.draft_length import Adaptive, Fixed
+from core.costs.formulas import best_length
+from core.drafting.length import Adaptive, Fixed
 from core.drafting.tree import AdaptiveShape
 from core.errors import UserError
 from core.records import Round, Token
-from core.theory import best_length
 
 
 def flat(seconds):

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from core.costs import CostTable
-from core.drafting.early_exit import exit_layer, measure_exit_layer
+from core.drafting.model import exit_layer, measure_exit_layer
 from core.errors import UserError
-from core.model import Model
-from core.runner import DynamicRunner
+from core.loading.model import Model
+from core.runners.dynamic import DynamicRunner
 
 
 def idle_after(pair, layers):

@@ -9,15 +9,14 @@ from tiny import ARCHITECTURES, VOCABULARY, random_model, random_prompt, target_
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from core.decoding import in_one_transfer, lists_on_host, take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.tree import TreeDrafter
-from core.graph import GraphRunner, why_not, why_not_static
-from core.judging import in_one_transfer, lists_on_host
-from core.model import Model
-from core.rounds import take_step
-from core.runner import DynamicRunner
+from core.loading.model import Model
+from core.runners.dynamic import DynamicRunner
+from core.runners.graph import GraphRunner, why_not, why_not_static
+from core.runners.static_cache import run_pass
 from core.sampling import Sampling, Uniforms
-from core.static_cache import run_pass
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 TREE = [-1, 0, 0, 1, 1, 2]
@@ -61,7 +60,7 @@ def waits_of_a_round(target, drafter, gamma, sampling, monkeypatch):
     first = take_step(target, drafter, context, 2, sampling, numbers)  # both caches hold the text but for its end
     context += [*(first.drafted[i] for i in first.path), first.token]
     with monkeypatch.context() as patch, Waits(patch) as waits:
-        patch.setattr("core.judging.lists_on_host", in_one_transfer)  # as for a device
+        patch.setattr("core.decoding.lists_on_host", in_one_transfer)  # as for a device
         take_step(target, drafter, context, gamma, sampling, numbers)
     return waits.count
 
@@ -180,17 +179,17 @@ class NoStream:
 
 def test_a_failed_capture_loses_neither_run_nor_result(monkeypatch):
     """The pass runs eagerly instead, the reason is kept, and the model leases dynamic runners from then on."""
-    import core.graph
+    import core.runners.graph
 
     def fail(*args):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(core.graph, "Captured", fail)
+    monkeypatch.setattr(core.runners.graph, "Captured", fail)
     monkeypatch.setattr(torch.cuda, "Stream", NoStream)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     network, ids = target_of("llama"), torch.tensor(random_prompt(6))
     model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
-    model.runner_kind, model._lean = GraphRunner.kind, None
+    model.runner_kind, model._fused = GraphRunner.kind, None
     with model.lease() as runner:
         assert isinstance(runner, GraphRunner)
         for passes in runner._passes.values():
@@ -230,9 +229,9 @@ class Traced:
 
 @pytest.fixture
 def traced(monkeypatch):
-    import core.graph
+    import core.runners.graph
 
-    monkeypatch.setattr(core.graph, "Captured", Traced)
+    monkeypatch.setattr(core.runners.graph, "Captured", Traced)
     monkeypatch.setattr(torch.cuda, "Stream", NoStream)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 

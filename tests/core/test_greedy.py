@@ -15,10 +15,9 @@ from tiny import KINDS, SLIDING, draft_runner, random_prompt, target_of, target_
 from transformers import AutoModelForCausalLM
 
 from core.decoding import speculative
-from core.draft_length import Fixed
-from core.drafting.combined import CombinedDrafter
+from core.drafting.length import Fixed
 from core.drafting.model import ModelDrafter
-from core.drafting.ngram import NgramDrafter
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
 from core.records import Run, Settings
 from core.sampling import Sampling
@@ -112,7 +111,7 @@ def test_tree(kind, shape):
         assert run.token_ids == reference(kind, length)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama lean"])
+@pytest.mark.parametrize("kind", ["llama", "llama fused"])
 @pytest.mark.parametrize("gamma", [2, 5, 8])
 @pytest.mark.parametrize("position", range(7))
 def test_end_of_sequence_inside_a_draft(kind, gamma, position):

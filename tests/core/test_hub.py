@@ -15,8 +15,9 @@ from stand_in_hub import COMMIT, stand_in_hub
 from tiny import make_tokenizer
 
 from core.errors import Cancelled, UserError
-from core.fetching import download, hub
-from core.fetching.hub import cached, fetch
+from core.loading import hub
+from core.loading import hub as download
+from core.loading.hub import cached, fetch
 from core.progress import Meter, console, in_bytes
 
 NAME = "someone/model"

@@ -13,17 +13,16 @@ from stand_in_hub import stand_in_hub
 from tiny import PADDED, make_tokenizer, random_model
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from core import inspecting as inspection
 from core.__main__ import main
 from core.errors import UserError
-from core.fetching.hub import fetch
-from core.inspecting import inspection
-from core.inspecting.inspection import inspect_pair, predict
+from core.inspecting import inspect_pair, predict
 from core.inspecting.likeness import compare_vocabularies
-from core.inspecting.memory import Free
 from core.inspecting.offers import drafts_for, offers
-from core.inspecting.preview import Preview, catalogue_config, preview
-from core.inspecting.sizing import size_up
+from core.inspecting.preview import Preview, catalogue_config, preview, size_up
 from core.loading import load_pair
+from core.loading.hub import fetch
+from core.loading.memory import Free
 from core.records import Settings
 
 CPU = torch.device("cpu")
@@ -193,7 +192,7 @@ def test_files_that_do_not_belong_to_their_config(target, tmp_path):
 
 
 def test_a_model_whose_kernel_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.inspecting.sizing.packed_for_cpu", lambda device: True)
+    monkeypatch.setattr("core.inspecting.preview.packed_for_cpu", lambda device: True)
     found = inspect_pair(save(tmp_path, "gpt2", n_embd=40), precision="nf4")
     assert (found.level, "choose bf16" in found.verdict[0]) == ("bad", True)
 

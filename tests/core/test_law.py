@@ -8,11 +8,11 @@ from drafters import DRAFTS, METHODS, TARGET, make_drafter
 from lookup import BLOCK, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value
 from tiny import random_model
 
-from core.draft_length import Adaptive
+from core.decoding import take_step
+from core.drafting.length import Adaptive
 from core.drafting.model import ModelDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter
-from core.rounds import take_step
-from core.runner import DynamicRunner
+from core.runners.dynamic import DynamicRunner
 from core.sampling import Sampling, Uniforms
 
 DRAWS = 20_000

@@ -11,8 +11,7 @@ from tiny import make_tokenizer, random_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.errors import UserError
-from core.fetching import hub
-from core.loading import load_model, load_pair, refuse_unsupported
+from core.loading import hub, load_model, load_pair, refuse_unsupported
 from core.records import Settings
 
 CPU = torch.device("cpu")

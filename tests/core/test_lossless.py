@@ -9,8 +9,7 @@ from lookup import BLOCK, LookupRunner
 from scipy.stats import chi2
 from test_mutants import accept_by_ratio_of_argmax, match_and_draw_again, no_bonus_row, no_residual
 
-from core import judging
-from core.decoding import open_lane
+from core import decoding as judging
 from core.errors import UserError
 from core.explaining.lossless import (
     GreedyCheck,
@@ -24,6 +23,7 @@ from core.explaining.lossless import (
     g_test,
     two_token_law,
 )
+from core.lanes import open_lane
 from core.records import Settings
 from core.sampling import Sampling, Uniforms
 

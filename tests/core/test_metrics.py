@@ -2,8 +2,17 @@
 
 import pytest
 
-from core.metrics import accepted_by_position, depths, first_divergence, summarise
-from core.records import Candidate, Round, Run, Settings, Token
+from core.records import (
+    Candidate,
+    Round,
+    Run,
+    Settings,
+    Token,
+    accepted_by_position,
+    depths,
+    first_divergence,
+    summarise,
+)
 
 LETTER = {"a": "accepted", "r": "rejected", "i": "ignored", "c": "corrected", "b": "bonus", "p": "plain"}
 

@@ -6,7 +6,7 @@ from drafters import DRAFTS, TARGET, make_drafter
 from lookup import BLOCK, CPU, LookupRunner, block_law, count_blocks, decode, p_value
 from test_law import DRAWS, THRESHOLD
 
-from core import judging
+from core import decoding as judging
 from core.drafting import Draft
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter

@@ -6,7 +6,7 @@ from bitsandbytes.functional import dequantize_4bit
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from core.nf4 import dequantised, unpack
+from core.loading.precision import dequantised, unpack
 
 
 def save_nf4(source, folder, double):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from app.run_file import read_run_file
-from core.decoding import open_lane, race
+from app.history.run_file import read_run_file
+from core.lanes import open_lane, race
 from core.records import METHODS, Settings
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"

@@ -10,13 +10,12 @@ from test_nf4 import save_nf4
 from tiny import make_tokenizer, random_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from core import precision
-from core.decoding import open_lane, race
 from core.errors import UserError
-from core.loading import load_model, load_pair
-from core.precision import choose_format
+from core.lanes import open_lane, race
+from core.loading import load_model, load_pair, precision
+from core.loading.precision import choose_format
+from core.loading.weights import placed
 from core.records import Settings
-from core.weights import placed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PROMPT = "the quick brown fox"
@@ -161,8 +160,8 @@ def test_without_bitsandbytes_nf4_becomes_16_bits_and_says_so(saved, monkeypatch
 
 
 def test_a_gpu_without_bf16_computes_in_fp16(monkeypatch):
-    monkeypatch.setattr("core.precision.sixteen_bits", lambda device: "fp16")
-    monkeypatch.setattr("core.precision.nf4_obstacle", lambda device: None)
+    monkeypatch.setattr("core.loading.precision.sixteen_bits", lambda device: "fp16")
+    monkeypatch.setattr("core.loading.precision.nf4_obstacle", lambda device: None)
     assert choose_format("auto", CUDA, None).dtype == torch.float16
     chosen = choose_format("bf16", CUDA, None)
     assert (chosen.precision, chosen.notes) == ("fp16", ["This device has no bf16, so the weights are in fp16."])
@@ -170,7 +169,7 @@ def test_a_gpu_without_bf16_computes_in_fp16(monkeypatch):
 
 def test_an_apple_gpu_takes_16_bits(monkeypatch):
     """Without a word where nobody asked for NF4, with the consequence where somebody did."""
-    monkeypatch.setattr("core.precision.sixteen_bits", lambda device: "bf16")
+    monkeypatch.setattr("core.loading.precision.sixteen_bits", lambda device: "bf16")
     mps = torch.device("mps")
     assert choose_format("auto", mps, None) == choose_format("bf16", mps, None)
     assert "no 4-bit kernel for this Apple GPU" in choose_format("nf4", mps, None).notes[0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.decoding import open_lane, race
+from core.lanes import open_lane, race
 from core.records import Settings, run_from_dict
 
 METHODS = ("plain", "draft", "ngram", "ngram+draft", "early-exit", "tree")

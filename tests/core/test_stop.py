@@ -5,10 +5,11 @@ import torch
 from lookup import NoText
 from tiny import draft_runner, random_prompt, target_runner
 
-from core.decoding import open_lane, race, speculative
-from core.draft_length import Fixed
+from core.decoding import speculative
+from core.drafting.length import Fixed
 from core.drafting.model import ModelDrafter
 from core.errors import UserError
+from core.lanes import open_lane, race
 from core.records import Run, Settings
 from core.sampling import Sampling
 
@@ -83,7 +84,7 @@ def test_leaving_a_race_closes_every_lane(pair):
 def test_an_error_in_a_round_frees_the_runners(pair, monkeypatch):
     """A lane that fails is closed like any other; the pool gets its runners back empty."""
     lane = open_lane(pair, "the fox", Settings(temperature=1.0))
-    monkeypatch.setattr("core.decoding.record", lambda *_: (_ for _ in ()).throw(UserError("failed")))
+    monkeypatch.setattr("core.lanes.record", lambda *_: (_ for _ in ()).throw(UserError("failed")))
     with pytest.raises(UserError, match="failed"):
         for _ in race([lane]):
             pass

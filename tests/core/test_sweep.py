@@ -7,13 +7,13 @@ import random
 import pytest
 
 from core.__main__ import main
+from core.costs import CURVE, describe_costs
+from core.costs.formulas import honest, leviathan, rule_of_thumb
 from core.errors import UserError
-from core.measuring.curve import CURVE, describe_costs
-from core.measuring.sweep_report import describe_best, describe_positions, describe_prediction, report
-from core.prompts import Prompt, one_of_each_kind, read_prompts
+from core.measuring.report import describe_best, describe_positions, describe_prediction, report
+from core.measuring.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
 from core.records import Round, Run, Settings, Token
-from core.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
-from core.theory import honest, leviathan, rule_of_thumb
+from core.text import Prompt, one_of_each_kind, read_prompts
 
 PROMPTS = [Prompt("fox", "the quick brown fox"), Prompt("count", "one two three one two three one two")]
 SETTINGS = Settings(max_new_tokens=12, ignore_eos=True, top_k=20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.theory import (
+from core.costs.formulas import (
     best_length,
     expected_tokens,
     expected_tokens_by_position,

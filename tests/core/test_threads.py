@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core import threads
+from core.loading import model as threads
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from core.decoding import open_lane
 from core.errors import UserError
 from core.explaining.trace import draft_cache, logits_rows, trace_pass, trace_round
-from core.geometry import Geometry, decoder_layers, describe_geometry
-from core.graph import GraphRunner
-from core.model import Model
+from core.lanes import open_lane
+from core.loading.geometry import Geometry, decoder_layers, describe_geometry
+from core.loading.model import Model
 from core.records import Settings, run_from_dict
-from core.runner import DynamicRunner
+from core.runners.dynamic import DynamicRunner
+from core.runners.graph import GraphRunner
 
 NAMED = ("llama", "qwen2", "gpt2")
 CACHED, FED = 11, 4
@@ -116,7 +116,7 @@ def test_shapes_are_those_that_forward_hooks_see(architecture, cached, fed):
 @pytest.mark.parametrize("architecture", NAMED)
 @pytest.mark.parametrize("cached, fed", [(CACHED, FED), (CACHED, 1), (300, 3)])
 def test_captured_passes_read_a_fixed_reach(architecture, cached, fed):
-    """The static cache of core.graph, whose passes run eagerly here: the same shapes that a GPU replays."""
+    """The static cache of core.runners.graph, whose passes run eagerly here: the same shapes that a GPU replays."""
     model = model_of(architecture)
     model.runner_kind = "graph"
     network: Any = random_model(architecture, seed=7, dtype=torch.float32)
@@ -177,7 +177,7 @@ def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, paren
         ids = torch.tensor(random_prompt(cached + fed))
         if cached:
             runner.feed(ids[:cached])
-        layer = model._lean.layers[0]
+        layer = model._fused.layers[0]
         for ours, name in (("qkv", "qkv"), ("out", "o_proj"), ("gate_up", "gate_up"), ("down", "down_proj")):
             monkeypatch.setattr(layer, ours, wrap(name, getattr(layer, ours)))
         monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
@@ -225,7 +225,7 @@ def finished(pair, prompt="the quick brown", **settings):
 )
 def test_cache_lengths_are_those_of_the_real_caches(pair, settings, monkeypatch):
     """Replayed from the document alone, after every round."""
-    from core import rounds
+    from core import decoding as rounds
 
     held: list[tuple[int, int, int]] = []
     step = rounds.take_step
@@ -236,7 +236,7 @@ def test_cache_lengths_are_those_of_the_real_caches(pair, settings, monkeypatch)
         held.append((before, target.length, drafter.runner.length if drafter else -1))
         return made
 
-    monkeypatch.setattr("core.decoding.take_step", watched_step)
+    monkeypatch.setattr("core.lanes.take_step", watched_step)
     run = finished(pair, **settings)
     run = run_from_dict(run.to_dict())
     for index, (before, after, draft) in enumerate(held):

@@ -5,8 +5,8 @@ import torch
 from tiny import VOCABULARY, make_tokenizer, random_model
 
 from core.costs import CostTable
-from core.decoding import open_lane
-from core.explaining.limits import (
+from core.costs.formulas import expected_tokens
+from core.explaining.traffic import (
     batch_speed_ups,
     break_even_acceptance,
     break_even_length,
@@ -14,12 +14,13 @@ from core.explaining.limits import (
     expected_by_formula,
     fixed_share,
     measure,
+    run_traffic,
+    weights_read,
 )
-from core.explaining.traffic import run_traffic, weights_read
-from core.geometry import Geometry, describe_geometry
-from core.model import Model
+from core.lanes import open_lane
+from core.loading.geometry import Geometry, describe_geometry
+from core.loading.model import Model
 from core.records import Round, Run, Settings, Token, run_from_dict
-from core.theory import expected_tokens
 
 
 def model_of(architecture, **changes):
@@ -54,7 +55,7 @@ def test_an_early_exit_reads_its_layers_and_the_head():
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "phi3", "gemma3_text"])
 def test_cached_bytes_are_those_of_the_cache(architecture):
-    from core.runner import DynamicRunner
+    from core.runners.dynamic import DynamicRunner
 
     model = model_of(architecture)
     runner = DynamicRunner(model.network, VOCABULARY)

@@ -13,18 +13,19 @@ from tiny import random_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from core.decoding import open_lane, speculative
-from core.draft_length import Fixed
+from core.decoding import speculative
 from core.drafting.build import available
+from core.drafting.length import Fixed
 from core.drafting.translate import DraftText, TranslateDrafter
 from core.errors import Cancelled, UserError
+from core.lanes import open_lane
 from core.loading import load_pair
-from core.prefill import PREFILL_CHUNK
+from core.loading.pair import Translation, token_bytes, translate
 from core.progress import never
 from core.records import Run, Settings
-from core.runner import DynamicRunner
+from core.runners import PREFILL_CHUNK
+from core.runners.dynamic import DynamicRunner
 from core.sampling import Sampling
-from core.vocabulary import Translation, token_bytes, translate
 
 ENGLISH = "The first people to see the river called it the mother of waters, and they were not wrong. " * 3
 CODE = "def first(people):\n    for person in people:\n        return person  # the first\n" * 3
@@ -328,7 +329,7 @@ def pair(tmp_path_factory):
     settings = Settings(target=str(folder / "target"), draft=str(folder / "draft"), device="cpu", precision="fp32")
     loaded = load_pair(settings)
     target, draft = (
-        replace(model, network=model.network.double(), _idle=[], _lean=None) for model in (loaded.target, loaded.draft)
+        replace(model, network=model.network.double(), _idle=[], _fused=None) for model in (loaded.target, loaded.draft)
     )
     return replace(loaded, target=target, draft=draft)
 

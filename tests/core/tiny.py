@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from core.graph import GraphRunner
-from core.lean import LeanNetwork, LeanRunner
-from core.runner import DynamicRunner
+from core.runners.dynamic import DynamicRunner
+from core.runners.fused import FusedNetwork, FusedRunner
+from core.runners.graph import GraphRunner
 
 WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY = 32, 4, 2, 2, 64
 PADDED, CONTEXT = 384, 256
@@ -41,9 +41,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "cohere": {},
 }
-LEAN = ("llama lean", "qwen2 lean", "qwen3 lean")
+FUSED = ("llama fused", "qwen2 fused", "qwen3 fused")
 GRAPH = ("llama graph", "gemma3_text graph", "mistral graph", "gpt2 graph")
-KINDS = (*ARCHITECTURES, *LEAN, *GRAPH)
+KINDS = (*ARCHITECTURES, *FUSED, *GRAPH)
 """Architectures on transformers' forward, on the fused one where there is one, and some on a static cache."""
 SLIDING = ("gemma2", "gemma3_text", "mistral")
 """Those whose attention window (16 tokens) is shorter than the prompts of the tests."""
@@ -96,17 +96,17 @@ def draft_of(kind: str) -> nn.Module:
 
 
 @cache
-def lean_of(network: nn.Module) -> LeanNetwork:
-    return LeanNetwork(network)
+def fused_of(network: nn.Module) -> FusedNetwork:
+    return FusedNetwork(network)
 
 
-AnyRunner = DynamicRunner | LeanRunner | GraphRunner
+AnyRunner = DynamicRunner | FusedRunner | GraphRunner
 
 
 def runner_for(kind: str, network: nn.Module) -> AnyRunner:
     """A new runner with an empty cache, small enough that it has to grow."""
-    if kind.endswith("lean"):
-        return LeanRunner(lean_of(network), VOCABULARY, capacity=16)
+    if kind.endswith("fused"):
+        return FusedRunner(fused_of(network), VOCABULARY, capacity=16)
     if kind.endswith("graph"):
         return GraphRunner(network, VOCABULARY, capacity=16)
     return DynamicRunner(network, VOCABULARY)

@@ -20,13 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from app.device import Device  # noqa: E402
-from app.engine import Engine  # noqa: E402
-from app.race import queued_race  # noqa: E402
-from app.token_stream import stream  # noqa: E402
-from app.turns import guarded  # noqa: E402
-from core.prompts import read_prompts  # noqa: E402
+from app.playground.race import queued_race  # noqa: E402
+from app.serving import Engine  # noqa: E402
+from app.serving.device import Device  # noqa: E402
+from app.serving.turns import guarded  # noqa: E402
+from app.tokens import stream  # noqa: E402
 from core.records import Run, Settings  # noqa: E402
+from core.text import read_prompts  # noqa: E402
 
 METHODS = ("draft", "ngram", "early-exit", "tree", "ngram+draft", "plain")
 PRECISIONS = ("nf4", "fp32", "bf16")

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from app.device import Device
-from app.engine import Engine
-from app.race import queued_race
-from app.turns import OUR_FAULT, guarded
+from app.playground.race import queued_race
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.turns import OUR_FAULT, guarded
 from core.records import Run, Settings
 
 PROMPT = "def make(folder):\n    return "
@@ -99,7 +99,7 @@ def strike_at(monkeypatch: pytest.MonkeyPatch, world: World, role: str, call: in
     feed, calls = kind.feed, iter(range(10**9))
 
     def struck(runner: Any, *arguments: Any, **options: Any) -> torch.Tensor:
-        mine = runner._net is model._lean
+        mine = runner._net is model._fused
         if mine and next(calls) == call:
             if callable(fault):
                 return fault(feed(runner, *arguments, **options))

@@ -21,15 +21,15 @@ from fakes import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.device import Device
-from app.engine import Engine
-from app.links import read_link
+from app.history.run_file import read_run_file
 from app.page import build
 from app.playground import Playground
-from app.run_file import read_run_file
+from app.playground.take_away import read_link
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.turns import OUR_FAULT
 from app.settings import CONTROLS, settings_from
-from app.token_stream import Reader
-from app.turns import OUR_FAULT
+from app.tokens import Reader
 from core.errors import UserError
 from core.records import METHODS, Settings
 
@@ -90,7 +90,7 @@ def test_controls(changes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def playground() -> Playground:
-    logging.getLogger("app.turns").setLevel(logging.CRITICAL)
+    logging.getLogger("app.serving.turns").setLevel(logging.CRITICAL)
     return Playground(FakeEngine(pace=0), Device(), most_new_tokens=24)
 
 
@@ -206,7 +206,7 @@ def test_links(query: str) -> None:
 @pytest.mark.parametrize("name", ["generate", "compare", "sweep", "trace", "lossless"])
 def test_endpoints(name: str) -> None:
     """What programs may call, with anything for any argument: an answer, or an error in a sentence."""
-    logging.getLogger("app.turns").setLevel(logging.CRITICAL)
+    logging.getLogger("app.serving.turns").setLevel(logging.CRITICAL)
     page = build(FakeEngine(pace=0), public=True)
     call = next(found.fn for found in page.fns.values() if found.api_name == name)
     required = {"prompt": "def f():", "document": {}, "settings": {}, "lanes": [{}, {"method": "plain"}]}

@@ -7,11 +7,10 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from core.decoding import open_lane, race
+from core.lanes import open_lane, race
 from core.loading import load_pair
-from core.metrics import summarise
-from core.pairs import Pair
-from core.records import Run, Settings
+from core.loading.pair import Pair
+from core.records import Run, Settings, summarise
 
 NEW_TOKENS = 128
 PRECISIONS = ("nf4", "bf16", "fp32")

@@ -1,0 +1,351 @@
+"""Tab: two to four lanes, each a pair, a precision, a method and a draft length, on the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.events import api
+
+from app.compare.events import Comparison, compare, fetch_all, plan_event
+from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
+from app.compare.lanes import FEWEST, MOST, lanes_from, short_precision
+from app.insides import PRIVATE, QUIET, html_block
+from app.playground import starting_prompts
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.stops import Stops
+from app.serving.turns import Event, Stop, guarded, with_device
+from app.serving.visit import Visit
+from app.settings import CONTROLS, LONGEST_DRAFT, MOST_NEW_TOKENS, prompt_text
+from app.sidebar import METHODS
+from app.sidebar.picker import OTHER, Choice, model_field
+from app.tokens import asset, stream
+from core.errors import UserError
+from core.progress import never
+from core.records import PRECISIONS, SCHEMA
+from core.text import Prompt
+
+SCRIPTS = (
+    "token_text.js",
+    "round_story.js",
+    "token_card.js",
+    "token_walk.js",
+    "token_pane.js",
+    "race_charts.js",
+    "race_numbers.js",
+    "event_reader.js",
+    "compare_table.js",
+    "compare.js",
+)
+SIDEBAR = "as sidebar"
+ONE_PROMPT, ALL = "this prompt", "all"
+STARTING_METHODS = ("draft", "ngram", "early-exit", "plain", "tree", "ngram+draft")
+"""Methods that the lanes start with, in this order, as far as the pair can use them."""
+PUBLIC_TOTAL = 16_384
+"""New tokens that a stranger's comparison may write, all lanes and prompts together."""
+PLOTS = ("speed", "positions", "weights")
+Values = tuple[Any, ...]
+
+
+class Compare:
+    """The tab and the functions behind its buttons; `choices` are the picker's, by value."""
+
+    def __init__(
+        self, engine: Engine, device: Device, choices: dict[str, Choice], most_new_tokens: int = MOST_NEW_TOKENS
+    ) -> None:
+        self.engine = engine
+        self.device = device
+        self.choices = choices
+        self.most_new_tokens = most_new_tokens
+        self.stops = Stops()
+        self.prompts = starting_prompts()
+
+    def compare(
+        self,
+        lanes: list[dict[str, Any]],
+        prompt: str = "",
+        prompts: str = "",
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+    ) -> Iterator[dict[str, Any]]:
+        """Compare two to four ways to decode the same prompts.
+
+        Args:
+            lanes: A list of two to four objects, each with any of "target" and "draft" (Hub id or folder, "pocket" for
+                the bundled pair), "precision" (auto, nf4, bf16, fp16, fp32), "method" (draft, ngram, ngram+draft,
+                early-exit, tree, plain), "draft_length" (1 to 16 or "auto"), "tree" and "exit_layer". What is left out
+                is as the page was started with.
+            prompt: The text to continue, in every lane.
+            prompts: Instead of a prompt, a kind of bundled prompts, such as "function" or "repetitive", or "all".
+            temperature: 0 is greedy.
+            top_k: Draw only from so many of the likeliest tokens; 0 switches it off.
+            top_p: Draw only from the likeliest tokens that together hold this much probability.
+            min_p: Draw only from tokens at least this fraction as likely as the likeliest.
+            max_new_tokens: Where to stop at the latest.
+            seed: The same seed and settings on the same machine give the same runs.
+
+        Returns:
+            Objects {"status", "rows", "document"}, the last with the table and the runs: a row a lane with "name",
+            "pair", "tokens_per_second" and "ratio_to_plain" {"median", "min", "max"} over the prompts,
+            "acceptance_rate", "tokens_per_round", "accepted_by_position", "weight_bytes", "identical" {"same",
+            "compared", "first"} and "error"; {"schema": 1, "runs": [...]} lane by lane. A lane with "added": true is
+            plain decoding of a target that no lane decodes plainly: the baseline of "ratio_to_plain".
+        """
+        controls = {name: getattr(self.engine.settings, name) for name in CONTROLS}
+        controls |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        controls |= {"max_new_tokens": max_new_tokens, "seed": seed}
+        comparisons: list[Comparison] = []
+        events = guarded(self._events(lanes, prompt, prompts, controls, never, comparisons))
+        for event in events:
+            if event["e"] == "error":
+                raise gr.Error(event["text"], print_exception=False)
+            if event["e"] in ("status", "result"):
+                yield {"status": event["text"], "rows": None, "document": None}
+        if comparisons:
+            runs = [run.to_dict() for run in comparisons[0].runs()]
+            rows = comparisons[0].rows()
+            yield {"status": "done", "rows": rows, "document": {"schema": SCHEMA, "runs": runs}}
+
+    def run(
+        self, prompt: str, kind: str, count: int, visit: Visit, request: gr.Request, *values: Any
+    ) -> Iterator[Values]:
+        """The page's own way: `values` are those of the sidebar's controls, then each lane's."""
+        controls: dict[str, Any] = dict(zip(CONTROLS, values))
+        lanes = [self._lane(values[at : at + len(LANE)]) for at in range(len(CONTROLS), len(values), len(LANE))]
+        comparisons: list[Comparison] = []
+        kind = "" if kind == ONE_PROMPT else kind
+        with self.stops.watch(request) as stop:
+            unchanged = [gr.skip()] * len(PLOTS)
+            value = ""
+            for value in stream(guarded(self._events(lanes[:count], prompt, kind, controls, stop.is_set, comparisons))):
+                yield value, *unchanged
+        if comparisons and comparisons[0].runs():
+            visit.add("comparison", comparisons[0].runs())
+            yield value, *_plots(comparisons[0].rows())
+
+    def _events(
+        self,
+        lanes: Any,
+        prompt: str,
+        kind: str,
+        controls: dict[str, Any],
+        stop: Stop,
+        comparisons: list[Comparison],
+    ) -> Iterator[Event]:
+        """The events of a comparison, which is appended to `comparisons` once its settings are found to be possible."""
+        settings = lanes_from(self.engine.settings, controls, lanes, self.most_new_tokens)
+        comparison = Comparison.of(settings, self._chosen(prompt, kind))
+        self._admit(comparison, settings[0].max_new_tokens)
+        comparisons.append(comparison)
+        yield plan_event(comparison)
+        yield from fetch_all(self.engine, comparison, stop)
+        yield from with_device(self.device, stop, lambda: compare(self.engine, comparison, stop))
+
+    def _admit(self, comparison: Comparison, new_tokens: int) -> None:
+        """On a public page nobody holds the device for long."""
+        total = comparison.asked() * new_tokens
+        if self.engine.public and total > PUBLIC_TOTAL:
+            raise UserError(
+                f"This comparison would write {total:,} tokens, more than the {PUBLIC_TOTAL:,} of a public page; "
+                "choose fewer prompts, lanes or new tokens."
+            )
+
+    def _chosen(self, prompt: str, kind: str) -> list[Prompt]:
+        """The prompts of a kind, or the one that was written."""
+        if not kind:
+            return [Prompt("your prompt", prompt_text(prompt))]
+        if found := [each for each in self.prompts if kind in (ALL, each.kind)]:
+            return found
+        raise UserError(f"There are no prompts of the kind {kind!r}; choose one of {', '.join([*self._kinds(), ALL])}.")
+
+    def _kinds(self) -> list[str]:
+        return [kind for kind in dict.fromkeys(each.kind for each in self.prompts) if kind]
+
+    def _lane(self, values: Values) -> dict[str, Any]:
+        """What the controls of a lane say, as a lane of the API."""
+        chosen = dict(zip(LANE, values))
+        lane = {name: chosen[name] for name in ("precision", "method", "draft_length") if chosen[name] != SIDEBAR}
+        if chosen["pair"] == SIDEBAR:
+            return lane
+        models = {"target": chosen["target"], "draft": chosen["draft"]}
+        if chosen["pair"] != OTHER:
+            choice = self.choices[chosen["pair"]]
+            models = {"target": choice.target, "draft": choice.draft}
+        return lane | models
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop this visitor's comparison; what is finished is kept."""
+        self.stops.stop(request)
+
+    def build(self, controls: dict[str, Any], visit: gr.State) -> None:
+        """Lay out the tab and wire its buttons."""
+        methods = self._starting_methods()
+        shown = min(max(len(methods), FEWEST), MOST)
+        with gr.Row(elem_id="compare-row"):
+            prompt = gr.Textbox(
+                self.prompts[0].text,
+                label="Prompt",
+                info="What every lane continues.",
+                lines=4,
+                max_lines=4,
+                elem_id="compare-prompt",
+                scale=1,
+                placeholder="Write something for the lanes to continue…",
+            )
+            chosen = html_block(visible=False, elem_id="compare-prompts")
+            with gr.Column(elem_id="compare-what", scale=0, min_width=190):
+                kind = gr.Dropdown(
+                    self._sets(),
+                    value=ONE_PROMPT,
+                    label="Prompts",
+                    info="One prompt shows the lanes at work. A set of bundled prompts of a kind shows how much the "
+                    "figures vary from text to text.",
+                    filterable=False,
+                    elem_id="compare-kind",
+                )
+                count = gr.Radio(
+                    list(range(FEWEST, MOST + 1)),
+                    value=shown,
+                    label="Lanes",
+                    info="How many ways to decode are put side by side.",
+                    elem_id="compare-count",
+                )
+            with gr.Column(elem_id="compare-buttons", scale=0, min_width=104):
+                run = gr.Button("Compare", variant="primary", elem_id="compare-run")
+                stop = gr.Button("Stop", elem_id="compare-stop")
+        lanes, columns = self._lanes(methods, shown)
+        comparison = component(shown)
+        with gr.Row(elem_id="compare-plots"):
+            plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in PLOTS]
+        _follow(count, columns)
+        kind.change(self._show_prompts, kind, [prompt, chosen], **QUIET)
+        gr.on(
+            [run.click],
+            self.run,
+            [prompt, kind, count, visit, *(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)],
+            [comparison, *plots],
+            concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
+            trigger_mode="multiple",
+            **PRIVATE,
+        ).then(None, js="() => { document.dispatchEvent(new Event('comparison-over')); }")
+        stop.click(self.stop, None, None, **QUIET)
+        api(self.compare, api_name="compare", concurrency_limit=None)
+
+    def _sets(self) -> list[tuple[str, str]]:
+        counts = {kind: sum(each.kind == kind for each in self.prompts) for kind in self._kinds()}
+        sets = [(f"{kind} ({n})", kind) for kind, n in counts.items()]
+        return [(ONE_PROMPT, ONE_PROMPT), *sets, *([(f"all ({len(self.prompts)})", ALL)] if sets else [])]
+
+    def _show_prompts(self, kind: str) -> tuple[Any, Any]:
+        """In place of the prompt, the names of those that were chosen."""
+        if kind == ONE_PROMPT:
+            return gr.update(visible=True), gr.update(visible=False)
+        items = "".join(f"<li><b>{escape(p.name)}</b> {escape(p.note)}</li>" for p in self._chosen("", kind))
+        return gr.update(visible=False), gr.update(visible=True, value=f'<ul class="prompt-set">{items}</ul>')
+
+    def _starting_methods(self) -> list[str]:
+        reasons = self.engine.methods(self.engine.load(self.engine.settings))
+        return [method for method in STARTING_METHODS if reasons.get(method, "") is None]
+
+    def _lanes(self, methods: list[str], shown: int) -> tuple[list[Values], list[gr.Column]]:
+        """The controls of every lane, in the order of LANE, and the columns that they stand in."""
+        lanes, columns = [], []
+        with gr.Row(elem_id="compare-lanes"):
+            for number in range(1, MOST + 1):
+                with gr.Column(elem_classes="compare-lane", min_width=150, visible=number <= shown) as column:
+                    lanes.append(self._lane_controls(number, methods[(number - 1) % len(methods)]))
+                columns.append(column)
+        return lanes, columns
+
+    def _lane_controls(self, number: int, method: str) -> Values:
+        with gr.Row(elem_classes="lane-controls"):
+            pair = gr.Dropdown(
+                [(SIDEBAR, SIDEBAR), *((choice.label, value) for value, choice in self.choices.items())],
+                value=SIDEBAR,
+                label=f"Lane {number}: pair",
+                info="The models of this lane. Lanes of one target race at once; other targets are loaded in turn.",
+                filterable=False,
+                min_width=80,
+                scale=5,
+            )
+            precision = gr.Dropdown(
+                [(SIDEBAR, SIDEBAR), *((short_precision(p), p) for p in PRECISIONS)],
+                value=SIDEBAR,
+                label="Precision",
+                info="How many bits a weight takes in this lane. Another precision is another target: it runs in turn.",
+                filterable=False,
+                min_width=80,
+                scale=4,
+            )
+        with gr.Row(elem_classes="lane-controls"):
+            chosen = gr.Dropdown(
+                [(names[0], name) for name, names in METHODS.items()],
+                value=method,
+                label="Method",
+                info="Who guesses the next tokens in this lane.",
+                filterable=False,
+                min_width=80,
+                scale=5,
+            )
+            length = gr.Dropdown(
+                [(SIDEBAR, SIDEBAR), ("auto", "auto"), *((str(n), n) for n in range(1, LONGEST_DRAFT + 1))],
+                value=SIDEBAR,
+                label="Draft length",
+                info="How many tokens this lane proposes before the target checks them.",
+                filterable=False,
+                min_width=80,
+                scale=4,
+            )
+        target = model_field(f"Target of lane {number}", "A Hub id or a folder on this machine.")
+        draft = model_field(
+            f"Draft of lane {number}", "A Hub id or a folder; empty for methods that need no second model."
+        )
+        pair.change(lambda value: [gr.update(visible=value == OTHER)] * 2, pair, [target, draft], **QUIET)
+        return pair, target, draft, precision, chosen, length
+
+
+LANE = ("pair", "target", "draft", "precision", "method", "draft_length")
+"""The controls of a lane, in the order in which `Compare.run` takes their values."""
+
+
+def component(lanes: int) -> gr.HTML:
+    """So many lanes at work, and the table; its value is what `stream` makes of a comparison's events."""
+    return gr.HTML(
+        value="",
+        html_template=asset("compare.html").replace("<div ", f'<div data-count="{lanes}" ', 1),
+        css_template="",
+        js_on_load=script(),
+        apply_default_css=False,
+        elem_id="comparison",
+    )
+
+
+@cache
+def script() -> str:
+    """The component's JavaScript: one function body, its files in order."""
+    return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)
+
+
+def _follow(count: gr.Radio, columns: list[gr.Column]) -> None:
+    """As many columns of controls, and of panes, as there are lanes."""
+    count.change(
+        lambda n: [gr.update(visible=number <= n) for number in range(1, MOST + 1)],
+        count,
+        columns,
+        js="n => { document.dispatchEvent(new CustomEvent('lane-count', { detail: n })); return n; }",
+        **QUIET,
+    )
+
+
+def _plots(rows: list[dict[str, Any]]) -> list[Any]:
+    """The charts that say more than the table; the others stay hidden."""
+    figures = (speed_by_lane(rows), acceptance_by_position(rows), weights_by_lane(rows))
+    return [gr.update(value=figure, visible=figure is not None) for figure in figures]

@@ -1,0 +1,325 @@
+"""A comparison as a stream of events, in the order in which the page draws them.
+
+As in a race (`app.playground.race`) the events `open`, `round` and `end` of a lane, which is named by its number here,
+make its run document, once for every prompt. Besides: `plan` (lanes and prompts, once, first), `prompt` (which one
+comes now), `fail` (a lane gave up, and why), `result` (the table), and in a `status` how many runs are `done` of how
+many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.compare.lanes import lane_names, short_precision, target_name
+from app.header import pair_name, short_pair
+from app.playground.race import end_event, run_head
+from app.serving import TOPS, Engine
+from app.serving.turns import Event, Stop, fetching, loading, sentence
+from core.errors import Cancelled, UserError
+from core.measuring.comparison import NEEDS_DRAFT, Contender, Heat, heats, row
+from core.records import Round, Run, Settings
+from core.text import Prompt
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass
+class Comparison:
+    """What is put side by side, and what has come of it so far."""
+
+    heats: list[Heat]
+    prompts: list[Prompt]
+    names: dict[int, tuple[str, str]]
+    """Of every lane its method, and its models where they differ (`app.compare.lanes.lane_names`)."""
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, lanes: Sequence[Settings], prompts: Sequence[Prompt]) -> Comparison:
+        found = cls(heats(lanes), list(prompts), {})
+        names = lane_names([each.settings for each in found.contenders])
+        found.names = {each.number: name for each, name in zip(found.contenders, names)}
+        return found
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """All lanes by number, those added for a baseline last."""
+        return sorted((each for heat in self.heats for each in heat.contenders), key=lambda each: each.number)
+
+    def name(self, number: int) -> str:
+        return ", ".join(part for part in self.names[number] if part)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: a row a lane, each with its name and its pair; a baseline that was added only if it ran."""
+        heat_of = {each.number: heat for heat in self.heats for each in heat.contenders}
+        return [
+            {"name": self.name(each.number), "pair": described(each)}
+            | row(each, heat_of[each.number].baseline).to_dict()
+            for each in self.contenders
+            if each.runs or not each.added
+        ]
+
+    def runs(self) -> list[Run]:
+        """Every run that wrote something, lane by lane."""
+        return [run for each in self.contenders for _, run in sorted(each.runs.items()) if run.token_ids]
+
+    def done(self) -> int:
+        """How many runs are over."""
+        return sum(run.stop_reason is not None for each in self.contenders for run in each.runs.values())
+
+    def asked(self) -> int:
+        """How many runs there will be, if all goes well."""
+        return len(self.contenders) * len(self.prompts)
+
+
+def described(contender: Contender) -> str:
+    """The models of a contender as they were loaded, or as they were asked for."""
+    run = next(iter(contender.runs.values()), None)
+    if run is None:
+        return short_pair(contender.settings)
+    draft = run.environment.get("draft") if run.settings.method in NEEDS_DRAFT else None
+    target = run.environment["target"]
+    return f"{pair_name({'target': target, 'draft': draft})}, {short_precision(target['precision'])}"
+
+
+def plan_event(comparison: Comparison) -> Event:
+    asked = [each for each in comparison.contenders if not each.added]
+    return {
+        "e": "plan",
+        "lanes": [
+            {
+                "lane": str(each.number),
+                "name": comparison.names[each.number][0],
+                "models": comparison.names[each.number][1],
+            }
+            for each in asked
+        ],
+        "prompts": [prompt.name for prompt in comparison.prompts],
+        "notes": notes(comparison),
+    }
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a person should know before: which lanes wait for another target, and which baselines come on top."""
+    first, *later = comparison.heats
+    said = []
+    for heat in later:
+        lanes = [each for each in heat.contenders if not each.added]
+        same = target_name(heat.baseline.settings) == target_name(first.baseline.settings)
+        other = "the target in another precision" if same else "another target"
+        verbs = ("needs", "it is loaded and runs") if len(lanes) == 1 else ("need", "they are loaded and run")
+        said.append(f"{numbered(lanes)} {verbs[0]} {other}: {verbs[1]} after the others.")
+    if any(heat.baseline.added for heat in comparison.heats):
+        of = " of each target" if later else ""
+        said.append(f"Plain decoding{of} runs as well, to have something to hold the lanes against.")
+    return said
+
+
+def numbered(lanes: Sequence[Contender]) -> str:
+    """Lane 1; Lanes 1 and 2; Lanes 1, 2 and 4."""
+    numbers = [str(each.number) for each in lanes]
+    if len(numbers) == 1:
+        return f"Lane {numbers[0]}"
+    return f"Lanes {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def compare(engine: Engine, comparison: Comparison, stop: Stop) -> Generator[Event, None, None]:
+    """Run every heat in turn, then sum up. The device must be ours. A lane that cannot go on says why and sits out the
+    rest, while the others go on."""
+    for heat in comparison.heats:
+        yield from _run_heat(engine, comparison, heat, stop)
+        if stop():
+            comparison.stopped = True
+            break
+    failures = [each.error for each in comparison.contenders if not each.added]
+    if len(set(failures)) == 1 and failures[0] and not comparison.runs():
+        raise UserError(failures[0])
+    yield result_event(comparison)
+
+
+def _run_heat(engine: Engine, comparison: Comparison, heat: Heat, stop: Stop) -> Iterator[Event]:
+    pairs: dict[int, Any] = {}
+    for contender in sorted(heat.contenders, key=lambda each: (each.added, each.settings.method not in NEEDS_DRAFT)):
+        if stop() or not _asked(heat):
+            return
+        try:
+            if not contender.error:
+                pairs[contender.number] = yield from _pair_for(engine, contender, heat, pairs, stop)
+        except Cancelled:
+            return
+        except Exception as error:
+            yield give_up(contender, error)
+    for contender in heat.contenders:
+        if not contender.error and not stop():
+            yield _status(comparison, "Warming up: every lane writes a few tokens that do not count.")
+            yield from _warm_up(engine, pairs[contender.number], contender, comparison.prompts[0], stop)
+    for at, prompt in enumerate(comparison.prompts):
+        if stop() or not _asked(heat):
+            return
+        yield {"e": "prompt", "at": at, "name": prompt.name}
+        yield _status(comparison, _progress(comparison, _asked(heat), at))
+        yield from _race(engine, comparison, heat, pairs, at, stop)
+
+
+def _asked(heat: Heat) -> list[Contender]:
+    """Those of a heat that somebody asked for and that still can run: without them there is nothing to compare."""
+    return [each for each in heat.contenders if not each.added and not each.error]
+
+
+def _pair_for(
+    engine: Engine, contender: Contender, heat: Heat, pairs: dict[int, Any], stop: Stop
+) -> Generator[Event, None, Any]:
+    """The loaded pair of a contender. A target that needs no second model takes any pair with it."""
+    settings = contender.settings
+    draft = (settings.draft, settings.draft_precision)
+    for other in heat.contenders:
+        same_draft = (other.settings.draft, other.settings.draft_precision) == draft
+        if other.number in pairs and (same_draft or settings.method not in NEEDS_DRAFT):
+            return pairs[other.number]
+    return (yield from loading(engine, _to_load(engine, settings), stop))
+
+
+def _to_load(engine: Engine, settings: Settings) -> Settings:
+    """What to load for a lane of its own: of a target that needs no second model that alone, unless it is there."""
+    if settings.method in NEEDS_DRAFT or settings.target is None or engine.is_loaded(settings):
+        return settings
+    return replace(settings, draft=None)
+
+
+def fetch_all(engine: Engine, comparison: Comparison, stop: Stop) -> Iterator[Event]:
+    """Download what the lanes lack, while others use the device. A lane whose models cannot be had gives up."""
+    for contender in comparison.contenders:
+        if contender.added:
+            continue
+        try:
+            yield from fetching(engine, _to_load(engine, contender.settings), stop)
+        except Cancelled:
+            raise
+        except Exception as error:
+            yield give_up(contender, error)
+
+
+def _warm_up(engine: Engine, pair: Any, contender: Contender, prompt: Prompt, stop: Stop) -> Iterator[Event]:
+    few = min(WARM_UP_TOKENS, contender.settings.max_new_tokens)
+    try:
+        lane = engine.open_lane(pair, prompt.text, replace(contender.settings, max_new_tokens=few), stop, tops=0)
+        for _ in engine.race([lane]):
+            pass
+    except Exception as error:
+        yield give_up(contender, error)
+
+
+class Tolerant:
+    """A lane whose failure ends it alone, not the race."""
+
+    def __init__(self, lane: Any, contender: Contender) -> None:
+        self.run: Run = lane.run
+        self.contender = contender
+        self.error: Exception | None = None
+        self._lane = lane
+
+    @property
+    def seconds(self) -> float:
+        return self._lane.seconds
+
+    def step(self) -> Round | None:
+        try:
+            return self._lane.step()
+        except Exception as error:
+            self.error = error
+            return None
+
+    def close(self) -> None:
+        self._lane.close()
+
+
+def _race(
+    engine: Engine, comparison: Comparison, heat: Heat, pairs: dict[int, Any], at: int, stop: Stop
+) -> Iterator[Event]:
+    """One prompt: every lane of the heat at once, the least engine time first."""
+    tops = TOPS if len(comparison.prompts) == 1 else 0  # a set of prompts makes many runs to keep
+    lanes: list[Tolerant] = []
+    try:
+        for contender in heat.contenders:
+            if contender.error is not None:
+                continue
+            text = comparison.prompts[at].text
+            try:
+                lane = engine.open_lane(pairs[contender.number], text, contender.settings, stop, tops=tops)
+            except Exception as error:
+                yield give_up(contender, error)
+                continue
+            lanes.append(Tolerant(lane, contender))
+            contender.runs[at] = lane.run
+            if not contender.added:
+                yield {"e": "open", "lane": str(contender.number), "run": run_head(lane.run)}
+        ended = set()
+        for index, round_ in engine.race(lanes):
+            yield from _shown(lanes[index], round_)
+            if lanes[index].run.stop_reason:
+                ended.add(index)
+    finally:
+        for lane in lanes:
+            lane.close()
+    for index, lane in enumerate(lanes):
+        if lane.error:
+            yield give_up(lane.contender, lane.error)
+        elif index not in ended and not lane.contender.added:
+            yield end_event(str(lane.contender.number), lane.run)
+
+
+def _shown(lane: Tolerant, round_: Round) -> Iterator[Event]:
+    """A lane's round, and its end with its last one. Of a lane that was added nothing is shown but its figures."""
+    if lane.contender.added:
+        return
+    event: Event = {"e": "round", "lane": str(lane.contender.number), "round": round_.to_dict()}
+    if not round_.index:
+        event["prefill"] = lane.run.prefill_seconds + lane.run.draft_prefill_seconds
+    yield event
+    if lane.run.stop_reason:
+        yield end_event(str(lane.contender.number), lane.run)
+
+
+def give_up(contender: Contender, error: Exception) -> Event:
+    """Why a lane sits out the rest. One that was added says so in its row of the table."""
+    contender.error = sentence(error)
+    return {"e": "fail", "lane": str(contender.number), "text": contender.error}
+
+
+def _progress(comparison: Comparison, lanes: Sequence[Contender], at: int) -> str:
+    going = f"{numbered(lanes)} {'is' if len(lanes) == 1 else 'are'} running"
+    if len(comparison.prompts) == 1:
+        return f"{going}, each on its own clock."
+    which = f"Prompt {at + 1} of {len(comparison.prompts)}, {comparison.prompts[at].name}"
+    return f"{which}: {going[0].lower()}{going[1:]}."
+
+
+def _status(comparison: Comparison, text: str) -> Event:
+    done, of = comparison.done(), comparison.asked()
+    return {"e": "status", "kind": "running", "text": text, "done": done, "of": of}
+
+
+def result_event(comparison: Comparison) -> Event:
+    """The table, and in a sentence who was fastest."""
+    rows = comparison.rows()
+    return {
+        "e": "result",
+        "kind": "stopped" if comparison.stopped else "finished",
+        "text": conclusion(comparison, rows),
+        "rows": rows,
+    }
+
+
+def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
+    found = [each for each in rows if each["ratio_to_plain"] and not each["added"]]
+    stopped = "Stopped. " if comparison.stopped else ""
+    if not found:
+        return stopped + "No lane came far enough to be compared."
+    best = max(found, key=lambda each: each["ratio_to_plain"]["median"])
+    ratio = best["ratio_to_plain"]["median"]
+    over = f", median of {best['prompts']} prompts" if best["prompts"] > 1 else ""
+    if best["method"] == "plain":
+        return f"{stopped}No lane is faster than plain decoding of its own target{over}."
+    gain = f"{ratio:.2f}× plain decoding of its target{over}"
+    return f"{stopped}Lane {best['lane']}, {best['name']}, gains most: {gain}."

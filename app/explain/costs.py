@@ -1,0 +1,265 @@
+"""What a run yielded and what it cost: expected against happened, bytes moved, and when speculation would not pay."""
+
+from __future__ import annotations
+
+from app.tokens.markup import milliseconds, paragraph, plural, size, table
+from core.explaining.traffic import (
+    Costs,
+    Traffic,
+    batch_speed_ups,
+    break_even_acceptance,
+    break_even_length,
+    cost_table,
+    expected_by_formula,
+    fixed_share,
+    measure,
+    run_traffic,
+)
+from core.records import Run, summarise
+
+Finding = tuple[bool | None, str, str]
+"""Whether it holds here (None: cannot be told), the condition, and the numbers that decide it."""
+
+
+def costs_html(run: Run, plain: Run | None) -> str:
+    """The sections below the walk; nothing where the run drafted nothing."""
+    if not any(r.drafted for r in run.rounds):
+        return ""
+    costs = measure(run, plain)
+    sections = [_yield(run), _why_faster(run, plain, costs)]
+    if costs:
+        sections.append(_when_not(run, plain, costs))
+    return "".join(sections)
+
+
+# What a round yields
+
+
+def _yield(run: Run) -> str:
+    metrics = summarise(run)
+    alpha = metrics.acceptance_rate
+    if alpha is None:
+        return ""
+    lengths = sorted({len(r.drafted) for r in run.rounds})
+    drafted = plural(lengths[0], "token") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
+    predicted = expected_by_formula(run, alpha)
+    by_position = metrics.accepted_by_position
+    rows = [
+        ["the formula, α = " + f"{alpha:.3f}", f"{predicted:.2f}"],
+        ["what happened", f"<b>{metrics.tokens_per_round:.2f}</b>"],
+    ]
+    tree = run.settings.method == "tree"
+    said = (
+        "In a tree every level has several chances, so the formula for a chain stays below what happens."
+        if tree
+        else _apart(predicted, metrics.tokens_per_round)
+    )
+    reached = ", ".join(f"{share:.0%}" for share in by_position[:8])
+    deep = "one draft was" if len(by_position) == 1 else "1, 2 … drafts were"
+    return (
+        '<section class="yield"><h2>What a round yields</h2>'
+        + paragraph(
+            f"In {plural(metrics.rounds, 'round')} with drafts of {drafted}, {alpha:.1%} of the judged drafts "
+            "were accepted: that is α. If each draft were accepted with this chance, whatever came before, a round "
+            "of draft length γ would yield"
+        )
+        + '<p class="formula">1 + α + α² + … + α<sup>γ</sup> = (1 − α<sup>γ+1</sup>) / (1 − α)</p>'
+        + table(["tokens per round", "mean of all rounds"], rows, "small", "Tokens per round")
+        + paragraph(said)
+        + paragraph(
+            f"Of the rounds that drafted so deep, the share in which at least {deep} accepted: {reached}.",
+            "note",
+        )
+        + "</section>"
+    )
+
+
+def _apart(predicted: float, happened: float) -> str:
+    if abs(predicted - happened) <= 0.05 * happened:
+        return "The two agree: acceptance was about the same all along."
+    if happened > predicted:
+        return "More came than the formula says: acceptance comes in runs, easy stretches and hard ones."
+    return "Less came than the formula says: later drafts were right less often, or the text's end cut one short."
+
+
+# Why this is faster
+
+
+def _why_faster(run: Run, plain: Run | None, costs: Costs | None) -> str:
+    gained = costs is not None and costs.gain > 0
+    title = "Why this is faster on your machine" if gained else "Why this is not faster on your machine"
+    parts = [f'<section class="traffic"><h2>{title}</h2>']
+    found, base = run_traffic(run), run_traffic(plain) if plain else None
+    if found is None:
+        parts.append(paragraph("The document of this run does not tell how many bytes its passes read.", "note"))
+    else:
+        parts.append(
+            paragraph(
+                "A pass reads every weight of a model once, whether it is fed one token or five. So what counts is how "
+                "many passes it takes, and what the drafts add."
+            )
+        )
+        parts.append(_traffic_table(found, base))
+        parts.append(paragraph(_traffic_reading(found, base, costs)))
+    parts.append(_what_is_shared(run))
+    return "".join(parts) + "</section>"
+
+
+def _traffic_table(found: Traffic, base: Traffic | None) -> str:
+    def column(traffic: Traffic) -> list[str]:
+        n = traffic.tokens or 1
+        return [
+            size(traffic.target_weights / n),
+            size(traffic.draft_weights / n) if traffic.draft_weights else "0",
+            size(traffic.cache / n),
+            f"<b>{size(traffic.per_token)}</b>",
+            milliseconds(traffic.seconds / n),
+            f"{traffic.bandwidth / 1e9:.1f} GB/s",
+        ]
+
+    names = [
+        "target's weights",
+        "draft's weights",
+        "keys and values",
+        "read in all",
+        "time it took",
+        "that is, a bandwidth of",
+    ]
+    columns = [column(found), *([column(base)] if base else [])]
+    heads = ["for every token written", "speculative", *(["plain"] if base else [])]
+    return table(heads, [list(row) for row in zip(names, *columns)], "small", "Bytes read for every token")
+
+
+def _traffic_reading(found: Traffic, base: Traffic | None, costs: Costs | None) -> str:
+    first = base or found
+    weights = first.target_weights + first.draft_weights
+    kind = "plain" if base else "speculative"
+    n = first.tokens or 1
+    dominates = "Reading weights dominates" if first.weight_share >= 0.5 else "Reading the cache dominates"
+    part = weights if first.weight_share >= 0.5 else first.cache
+    says = f"{dominates}: {size(part / n)} of {size(first.per_token)} for a {kind} token."
+    if base and costs:
+        less = 1 - found.per_token / base.per_token
+        faster = 1 - (found.seconds / (found.tokens or 1)) / (base.seconds / (base.tokens or 1))
+        bytes_word = f"{abs(less):.0%} {'less' if less >= 0 else 'more'}"
+        time_word = f"{abs(faster):.0%} {'less' if faster >= 0 else 'more'}"
+        says += f" Speculation read {bytes_word} for every token, and took {time_word} time."
+    return says
+
+
+def _what_is_shared(run: Run) -> str:
+    costs = cost_table(run, "target")
+    if costs is None:
+        return ""
+    last = max(costs.seconds)
+    share = fixed_share(costs)
+    return paragraph(
+        f"Measured on this target: a pass over one token takes {milliseconds(costs(1))}, over {last} tokens "
+        f"{milliseconds(costs(last))}. So {share:.0%} of the pass is paid once, however many tokens ride along: "
+        "reading weights, and on small models starting each operation. Only the rest, arithmetic, grows with the "
+        "tokens. The bandwidth is what the times imply if reading were all there is; a processor that keeps the "
+        "weights in its own cache reads them from there.",
+        "note",
+    )
+
+
+# When it would not be
+
+
+def _when_not(run: Run, plain: Run | None, costs: Costs) -> str:
+    findings = [
+        _short_output(run, plain, costs),
+        _mismatch(run, costs),
+        _climbing(run, costs),
+        _batches(run, costs),
+    ]
+    items = "".join(_finding(*finding) for finding in findings)
+    source = "the plain run beside it" if costs.plain_measured else "the cost table, for want of a plain run beside it"
+    return (
+        '<section class="limits"><h2>When it would not be</h2>'
+        + paragraph(f"Decided from this run, these models and this machine; a plain token is timed by {source}.")
+        + f"<dl>{items}</dl></section>"
+    )
+
+
+def _finding(holds: bool | None, condition: str, numbers: str) -> str:
+    verdict = {True: "yes, here", False: "not here", None: "not known"}[holds]
+    kind = {True: "bites", False: "fine", None: "open"}[holds]
+    return f'<div class="{kind}"><dt>{condition} <b>{verdict}</b></dt><dd>{numbers}</dd></div>'
+
+
+def _short_output(run: Run, plain: Run | None, costs: Costs) -> Finding:
+    prefill = run.prefill_seconds + run.draft_prefill_seconds
+    share = prefill / run.engine_seconds if run.engine_seconds else 0.0
+    tokens = len(run.token_ids)
+    length = break_even_length(run, costs)
+    numbers = (
+        f"Reading the prompt took {share:.0%} of this run ({milliseconds(run.prefill_seconds)} by the target, "
+        f"{milliseconds(run.draft_prefill_seconds)} by the drafter), and drafts cannot shorten it. "
+    )
+    if length is None:
+        return True, "A short output", numbers + "Here no length pays: a token costs more with speculation."
+    if plain and plain.engine_seconds:
+        whole = plain.engine_seconds / run.engine_seconds * tokens / max(1, len(plain.token_ids))
+        numbers += f"With the prompt counted the speed-up is {whole:.2f}×, without it {costs.speed_up:.2f}×. "
+    numbers += f"The drafter's own reading is earned back after {plural(length, 'token')}; this run wrote {tokens:,}."
+    return tokens < length, "A short output", numbers
+
+
+def _mismatch(run: Run, costs: Costs) -> Finding:
+    alpha = summarise(run).acceptance_rate
+    needed = break_even_acceptance(costs)
+    if alpha is None:
+        return None, "A draft that disagrees with the target", "Nothing was judged in this run."
+    name = "A draft that disagrees with the target"
+    if needed is None:
+        least = costs.round / costs.plain
+        return (
+            True,
+            name,
+            f"{alpha:.0%} accepted, and not even 100% would do: a round costs {least:.2f} plain tokens, and with "
+            f"{costs.gamma:.1f} drafts it yields at most {costs.gamma + 1:.1f}.",
+        )
+    return (
+        alpha <= needed,
+        name,
+        f"{alpha:.0%} accepted; at the measured costs of a round it takes more than {needed:.0%} to win.",
+    )
+
+
+def _climbing(run: Run, costs: Costs) -> Finding:
+    name = "A cost curve that climbs"
+    table_ = cost_table(run, "target")
+    checking = costs.verify / costs.plain
+    numbers = (
+        f"Checking a draft took {checking:.2f} plain steps, drafting it {costs.draft / costs.plain:.2f}; such a "
+        f"round yielded {costs.tokens:.2f} tokens. "
+    )
+    if table_:
+        points = ", ".join(f"{n} → {table_(n) / table_(1):.2f}×" for n in sorted(table_.seconds) if n > 1)
+        numbers += f"Measured passes, against one token: {points}."
+    return checking >= costs.tokens, name, numbers
+
+
+def _batches(run: Run, costs: Costs) -> Finding:
+    name = "Many texts at once"
+    speed_ups, measured = batch_speed_ups(run, costs), cost_table(run, "target")
+    if not speed_ups or not measured:
+        return None, name, "The cost of larger passes was not measured."
+    winning = [batch for batch, speed_up in speed_ups if speed_up > 1]
+    lost = next((batch for batch, _ in speed_ups if batch > max(winning, default=0)), None)
+    points = ", ".join(f"{batch} → {speed_up:.2f}×" for batch, speed_up in speed_ups if batch in (1, 4, 16, 64, 256))
+    tail = (
+        f"From about {lost} texts in a batch it would lose"
+        if lost and lost > 1
+        else "Even one text loses"
+        if lost
+        else f"Up to {speed_ups[-1][0]} texts it would still win"
+    )
+    return (
+        lost == 1,
+        name,
+        "This page decodes one text at a time. In a batch, plain decoding shares the reading of weights already. "
+        f"{tail}; predicted speed-up by texts at once: {points}. Passes over more than {max(measured.seconds)} tokens "
+        "are not measured for this but continued in a straight line.",
+    )

@@ -1,0 +1,213 @@
+"""Tab: the runs of this visit, to show again, to put beside each other, to open from a file."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean
+from typing import Any
+
+import gradio as gr
+
+from app.header import pair_name, precisions
+from app.history.run_file import read_run_file
+from app.insides import PRIVATE, QUIET
+from app.serving.turns import sentence
+from app.serving.visit import Entry, Visit
+from app.sidebar import METHODS
+from app.tokens import asset
+from app.tokens.markup import json_text
+from app.tokens.replay import replay_value
+from core.errors import UserError
+
+LONGEST_LABEL = 80
+SETTINGS = {
+    "Method": "method",
+    "Draft length": "draft_length",
+    "Tree": "tree",
+    "Exit layer": "exit_layer",
+    "Temperature": "temperature",
+    "Top-k": "top_k",
+    "Top-p": "top_p",
+    "Min-p": "min_p",
+    "Seed": "seed",
+    "New tokens": "max_new_tokens",
+}
+"""Settings that are put beside each other, in the order of the sidebar."""
+ONLY_FOR = {
+    "tree": ("tree",),
+    "exit_layer": ("early-exit",),
+    "draft_length": ("draft", "ngram", "ngram+draft", "early-exit"),
+}
+"""Settings that mean something to some methods alone."""
+NONE = "–"
+
+Head = dict[str, Any]
+"""A run document without what grows with a run: see `app.serving.visit.Entry.heads`."""
+
+
+class History:
+    """The tab and the functions behind its buttons."""
+
+    def build(self, visit: gr.State, race: gr.HTML, tabs: gr.Tabs, tab: gr.Tab) -> None:
+        """Lay out the tab; runs are shown again in `race`, on the first of `tabs`."""
+        history = gr.HTML(
+            value="",
+            html_template=asset("history.html"),
+            css_template="",
+            js_on_load=asset("history.js"),
+            apply_default_css=False,
+            elem_id="history",
+        )
+        tab.select(self.table, visit, history, **QUIET)
+        history.refresh(self.table, visit, history, **QUIET)
+        history.show(self.show, visit, [race, tabs, history], **QUIET)
+        history.remove(self.remove, visit, history, **QUIET)
+        history.open(self.open, visit, history, concurrency_limit=2, **PRIVATE)
+
+    def table(self, visit: Visit) -> str:
+        return table(visit)
+
+    def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, Any, str]:
+        """An entry in the panes of the Playground, as it looked when it ended."""
+        try:
+            entry = visit.find(_asked(event).get("number"))
+            value = replay_value(entry.document())
+        except Exception as error:
+            return gr.skip(), gr.skip(), table(visit, sentence(error), error=True)
+        visit.shown = entry.number
+        return value, gr.Tabs(selected="playground"), table(visit)
+
+    def remove(self, visit: Visit, event: gr.EventData) -> str:
+        numbers = _asked(event).get("numbers")
+        visit.remove(number for number in numbers if isinstance(number, int)) if isinstance(numbers, list) else None
+        return table(visit)
+
+    def open(self, visit: Visit, event: gr.EventData) -> str:
+        """A file's text, read in the browser, into the list."""
+        asked = _asked(event)
+        name, text = asked.get("name"), asked.get("text")
+        try:
+            if not isinstance(text, str):
+                raise UserError("The file holds no text.")
+            entry = visit.add("opened", read_run_file(text), str(name or "a file")[:LONGEST_LABEL])
+        except Exception as error:
+            return table(visit, sentence(error), error=True)
+        return table(visit, f"{entry.label} is open as number {entry.number}.")
+
+
+def _asked(event: gr.EventData) -> dict[str, Any]:
+    return event._data if isinstance(event._data, dict) else {}
+
+
+def table(visit: Visit, say: str = "", error: bool = False) -> str:
+    """The component's value: a row per entry, and what there is to say."""
+    rows = [{**row(entry), "columns": columns(entry)} for entry in visit.entries]
+    value = {"rows": rows, "shown": visit.shown, "say": say, "error": error}
+    return json_text(value)
+
+
+def lanes(entry: Entry) -> list[list[Head]]:
+    """The entry's runs by lane: those with the same pair and settings, on one prompt or several."""
+    found: dict[str, list[Head]] = {}
+    for head in entry.heads:
+        key = json.dumps([head["settings"], pair_name(head["environment"])])
+        found.setdefault(key, []).append(head)
+    return list(found.values())
+
+
+def row(entry: Entry) -> dict[str, Any]:
+    """An entry in the list, in figures; None where there is none."""
+    drafting, plain = _drafting(entry), _plain(entry)
+    shown = drafting[0] if drafting else plain
+    others = len(lanes(entry)) - bool(drafting) - bool(plain)
+    first, settings = shown[0], shown[0]["settings"]
+    return {
+        "number": entry.number,
+        "kind": entry.kind,
+        "label": entry.label,
+        "when": entry.when.isoformat(timespec="seconds"),
+        "prompt": first["prompt"][:120],
+        "pair": pair_name(first["environment"]),
+        "method": METHODS[settings["method"]][0] + (f" + {others} more" if others > 0 else ""),
+        "draft_length": settings["draft_length"] if settings["method"] in ONLY_FOR["draft_length"] else None,
+        "temperature": settings["temperature"],
+        "speculative": speed(drafting[0]) if drafting else None,
+        "plain": speed(plain) if plain else None,
+        "speedup": _ratio(speed(drafting[0]), speed(plain)) if drafting and plain else None,
+        "acceptance": _mean(shown, "acceptance_rate"),
+        "stopped": any(head["stop_reason"] == "cancelled" for head in entry.heads),
+    }
+
+
+def columns(entry: Entry) -> list[dict[str, Any]]:
+    """The entry's lanes as columns of the comparison: settings, then what was measured, each as it is shown.
+
+    Plain decoding that ran beside others is not a column of its own: it is what theirs are measured against.
+    """
+    plain = _plain(entry)
+    shown = _drafting(entry) or ([plain] if plain else [])
+    return [{"settings": _settings(lane), "measured": _measured(lane, plain)} for lane in shown]
+
+
+def _settings(lane: list[Head]) -> dict[str, str]:
+    first = lane[0]
+    environment = first["environment"]
+    return {
+        "Prompt": first["prompt"][:80] if len(lane) == 1 else f"{len(lane)} prompts",
+        "Pair": pair_name(environment),
+        "Precision": precisions(environment),
+        **{name: _setting(key, first["settings"]) for name, key in SETTINGS.items()},
+        "Device": environment["device_name"],
+    }
+
+
+def _setting(key: str, settings: dict[str, Any]) -> str:
+    value = settings[key]
+    if settings["method"] not in ONLY_FOR.get(key, (settings["method"],)):
+        return NONE
+    if key == "method":
+        return METHODS[value][0]
+    return f"{value:g}" if isinstance(value, float) else "auto" if value is None else str(value)
+
+
+def _measured(lane: list[Head], plain: list[Head]) -> dict[str, str]:
+    speedup = _ratio(speed(lane), speed(plain)) if plain and lane is not plain else None
+    total = sum(head["metrics"]["new_tokens"] for head in lane)
+    return {
+        "Tokens/s": _shown(speed(lane), "{:.0f}"),
+        "Plain tokens/s": _shown(speed(plain) if plain else None, "{:.0f}"),
+        "Speed-up": _shown(speedup, "{:.2f}×"),
+        "Accepted": _shown(_mean(lane, "acceptance_rate"), "{:.0%}"),
+        "Drafts used": _shown(_mean(lane, "draft_utilisation"), "{:.0%}"),
+        "Tokens per pass": _shown(_mean(lane, "tokens_per_round"), "{:.2f}"),
+        "Tokens written": f"{total:,}",
+        "Prefill": _shown(_mean(lane, "prefill_seconds", 1000), "{:.1f} ms"),
+        "Ended by": ", ".join(dict.fromkeys(head["stop_reason"] or "cancelled" for head in lane)),
+    }
+
+
+def speed(lane: list[Head]) -> float | None:
+    """Tokens per second of engine time, over all prompts of the lane together."""
+    seconds = sum(head["metrics"]["seconds"] for head in lane)
+    return sum(head["metrics"]["new_tokens"] for head in lane) / seconds if seconds else None
+
+
+def _drafting(entry: Entry) -> list[list[Head]]:
+    return [lane for lane in lanes(entry) if lane[0]["settings"]["method"] != "plain"]
+
+
+def _plain(entry: Entry) -> list[Head]:
+    return next((lane for lane in lanes(entry) if lane[0]["settings"]["method"] == "plain"), [])
+
+
+def _mean(lane: list[Head], name: str, scale: float = 1.0) -> float | None:
+    values = [head["metrics"][name] for head in lane if head["metrics"][name] is not None]
+    return scale * mean(values) if values else None
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above and below else None
+
+
+def _shown(value: float | None, form: str) -> str:
+    return NONE if value is None else form.format(value)

@@ -1,0 +1,285 @@
+"""A run document somebody opens: nothing in it is trusted. Every part has a type and bounds, the parts agree with each
+other, and whatever does not fit is one sentence. Figures are computed anew from the rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
+
+from core.errors import UserError
+from core.records import SCHEMA, Run, run_from_dict
+
+LONGEST_FILE = 16_000_000
+"""Characters; a race of two lanes with 4,096 tokens each takes about six million."""
+MOST_RUNS = 256
+MOST_ROUNDS = 20_000
+MOST_IDS = 200_000
+BOM = b"\xef\xbb\xbf"
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Name = Annotated[str, Field(max_length=500)]
+Text = Annotated[str, Field(max_length=2_000)]
+LongText = Annotated[str, Field(max_length=1_000_000)]
+Chance = Annotated[float, Field(ge=0, le=1.001)]  # a sum in float32 may end a little past 1
+Seconds = Annotated[float, Field(ge=0, le=1e7)]
+DraftedOutcome = Literal["accepted", "rejected", "ignored"]
+EmittedOutcome = Literal["corrected", "bonus", "plain"]
+
+
+class Part(BaseModel):
+    """Strict: no number from a text, no key we do not know, no NaN, no infinity."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class CandidateFile(Part):
+    id: Id
+    text: Text
+    p: Chance
+
+
+Tops = Annotated[list[CandidateFile], Field(max_length=64)]
+
+
+class EmittedFile(Part):
+    id: Id
+    text: Text
+    outcome: EmittedOutcome
+    p: Chance | None
+    top_target: Tops | None = None
+    top_draft: Tops | None = None
+
+
+class DraftedFile(Part):
+    id: Id
+    text: Text
+    outcome: DraftedOutcome
+    p: Chance | None
+    q: Chance | None
+    parent: Annotated[int, Field(ge=0, le=1024)] | None
+    draw: Annotated[float, Field(ge=0, le=1)] | None
+    top_target: Tops | None = None
+    top_draft: Tops | None = None
+
+
+class RoundFile(Part):
+    index: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+    drafted: Annotated[list[DraftedFile], Field(max_length=1024)]
+    emitted: EmittedFile | None
+    draft_seconds: Seconds
+    verify_seconds: Seconds
+    other_seconds: Seconds
+
+    @model_validator(mode="after")
+    def parents_come_first(self) -> Self:
+        for place, token in enumerate(self.drafted):
+            if token.parent is not None and token.parent >= place:
+                raise ValueError(f"a drafted token of round {self.index} continues one that comes after it")
+        return self
+
+    def kept(self) -> list[DraftedFile | EmittedFile]:
+        accepted = [token for token in self.drafted if token.outcome == "accepted"]
+        return [*accepted, self.emitted] if self.emitted else [*accepted]
+
+
+class SettingsFile(Part):
+    """The fields of `core.records.Settings`, within what the engine can do."""
+
+    target: Name | None
+    draft: Name | None
+    method: Literal["plain", "draft", "ngram", "ngram+draft", "early-exit", "tree"]
+    draft_length: Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
+    tree: Annotated[str, Field(max_length=100)] | None
+    exit_layer: Annotated[int, Field(ge=1, le=1024)] | None
+    temperature: Annotated[float, Field(ge=0, le=1000)]
+    top_k: Annotated[int, Field(ge=0, lt=2**31)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    min_p: Annotated[float, Field(ge=0, le=1)]
+    seed: Annotated[int, Field(ge=0, lt=2**64)]
+    max_new_tokens: Annotated[int, Field(ge=1, le=MOST_IDS)]
+    ignore_eos: bool
+    chat: Literal["auto", "off"]
+    system: LongText | None
+    device: Name
+    precision: Name
+    draft_precision: Name
+    revision: Name | None
+
+
+class ProjectionFile(Part):
+    name: Name
+    place: Name
+    out: Count
+
+
+class GeometryFile(BaseModel):
+    """The fields of `core.loading.geometry.Geometry`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    width: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_size: Count
+    vocabulary: Count
+    dtype: Name
+    runner: Name
+    attention: Name
+    projections: Annotated[list[ProjectionFile], Field(max_length=64)]
+    position_table: bool
+    window: Count
+    sliding_layers: Count
+    longest: Count
+    experts: Count
+    active_experts: Count
+    read_bytes: Count
+    head_bytes: Count
+    expert_bytes: Count
+    cached_bytes: Count
+
+
+class DrafterFile(Part):
+    """What `core.lanes.describe_drafter` tells."""
+
+    exit_layer: Annotated[int, Field(ge=1, le=1024)] | None
+    translated: bool
+
+
+class ModelFile(BaseModel):
+    """What the page reads of a model's description; what a newer version adds to it is left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    name: Name
+    architecture: Name | None = None
+    precision: Name
+    runner: Name | None = None
+    layers: Count | None = None
+    parameters: Count
+    weight_bytes: Count
+    vocab_size: Count | None = None
+    context_length: Count | None = None
+    costs: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,4}$")], Seconds], Field(max_length=64)] | None = None
+    following: Seconds | None = None
+    notes: Annotated[list[Text], Field(max_length=32)] = []
+    geometry: GeometryFile | None = None
+
+
+class EnvironmentFile(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    device: Name
+    device_name: Name
+    threads: Count | None = None
+    versions: Annotated[dict[Name, Name], Field(max_length=32)] = {}
+    python: Name | None = None
+    target: ModelFile
+    draft: ModelFile | None = None
+    drafter: DrafterFile | None = None
+
+
+class MetricsFile(BaseModel):
+    """Only what cannot be computed from the rounds."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    prefill_seconds: Seconds
+    draft_prefill_seconds: Seconds
+
+
+class RunFile(Part):
+    schema_: Literal[1] = Field(alias="schema")
+    settings: SettingsFile
+    environment: EnvironmentFile
+    prompt: LongText
+    prompt_ids: Annotated[list[Id], Field(max_length=MOST_IDS)]
+    token_ids: Annotated[list[Id], Field(max_length=MOST_IDS)]
+    text: LongText
+    stop_reason: Literal["eos", "length", "cancelled"]
+    rounds: Annotated[list[RoundFile], Field(max_length=MOST_ROUNDS)]
+    metrics: MetricsFile
+
+    @model_validator(mode="after")
+    def parts_agree(self) -> Self:
+        kept = [token for round_ in self.rounds for token in round_.kept()]
+        if [token.id for token in kept] != self.token_ids:
+            raise ValueError("its token_ids are not the accepted and emitted tokens of its rounds")
+        if [round_.index for round_ in self.rounds] != list(range(len(self.rounds))):
+            raise ValueError("its rounds are not numbered 0, 1, 2 …")
+        if not _made_of(self.text, [token.text for token in kept]):
+            raise ValueError("its text is not that of its tokens")
+        return self
+
+
+class RaceFile(Part):
+    schema_: Literal[1] = Field(alias="schema")
+    runs: Annotated[list[RunFile], Field(min_length=1, max_length=MOST_RUNS)]
+
+
+def read_run_file(text: str) -> list[Run]:
+    """The runs of a run document or of a race or comparison; UserError says what is wrong with it."""
+    if len(text) > LONGEST_FILE:
+        raise UserError(f"The file is too large: more than {LONGEST_FILE // 1_000_000} million characters.")
+    try:
+        found = from_json(text.encode(errors="surrogatepass").removeprefix(BOM), allow_inf_nan=False)
+    except ValueError as error:
+        raise UserError(f"The file cannot be read as JSON: {error}.") from None
+    _refuse_others(found)
+    try:
+        runs = RaceFile.model_validate(found).runs if "runs" in found else [RunFile.model_validate(found)]
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+    return [run_from_dict(run.model_dump(by_alias=True, exclude_unset=True)) for run in runs]
+
+
+def _refuse_others(found: Any) -> None:
+    """Anything that is not a document with runs, each kind by its name."""
+    if not isinstance(found, dict):
+        raise UserError("The file is JSON, but not a run: it must be an object.")
+    if "schema" not in found:
+        raise UserError("The file is JSON, but not a run: it names no schema.")
+    if found["schema"] != SCHEMA or isinstance(found["schema"], bool):
+        raise UserError(f"The file is of another schema; this version opens runs of schema {SCHEMA}.")
+    if "methods" in found or "peers" in found:
+        raise UserError("The file is a benchmark's table, which holds no runs to show; open a run or a race.")
+    if "runs" not in found and "rounds" not in found:
+        raise UserError("The file holds no runs; open what History or `python -m core generate --json` wrote.")
+
+
+def _made_of(text: str, pieces: list[str]) -> bool:
+    """Whether `text` is these pieces in order, but for those that are not text (special tokens)."""
+    at = 0
+    for piece in pieces:
+        if text.startswith(piece, at):
+            at += len(piece)
+    return at == len(text)
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    kind, message = first["type"], first["msg"].split(" or instance of ")[0]
+    place = _place(first["loc"])
+    if kind == "value_error":
+        return f"The run does not agree with itself: {message.removeprefix('Value error, ')}."
+    if kind == "extra_forbidden":
+        return f"The file is not a run of this version: {place} is unknown."
+    if kind == "missing":
+        return f"The file is not a whole run: {place} is missing."
+    return f"The file is not a run: {place}: {message[0].lower()}{message[1:]}."
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    """Where in the document, such as runs[0].rounds[3].drafted[1].p; keys of the file's own are cut short."""
+    found = ""
+    for part in parts:
+        if isinstance(part, int):
+            found += f"[{part}]"
+        else:
+            found += "." + (part if part.isidentifier() else repr(part))[:60]
+    return found.removeprefix(".") or "the document"

@@ -1,0 +1,153 @@
+"""Tab: one prompt, plain and speculative decoding racing side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from app.playground.race import queued_race
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.stops import Stops
+from app.serving.turns import Event, guarded
+from app.serving.visit import Visit
+from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text, settings_from
+from app.tokens import stream, token_stream
+from core.errors import UserError
+from core.records import SCHEMA, Run
+from core.text import Prompt, read_prompts
+
+FALLBACK = Prompt("merge sort", 'def merge_sort(items):\n    """Return the items in ascending order."""\n')
+
+
+def starting_prompts() -> list[Prompt]:
+    """The bundled prompts, or one to begin with where they cannot be read."""
+    try:
+        return read_prompts() or [FALLBACK]
+    except UserError:
+        return [FALLBACK]
+
+
+class Playground:
+    """The tab and the two functions behind its buttons."""
+
+    def __init__(self, engine: Engine, device: Device, most_new_tokens: int = MOST_NEW_TOKENS) -> None:
+        self.engine = engine
+        self.device = device
+        self.stops = Stops()
+        self.most_new_tokens = most_new_tokens
+
+    def run(
+        self,
+        prompt: str,
+        method: str = "draft",
+        draft_length: str | int = "auto",
+        tree: str = "auto",
+        exit_layer: str | int = "auto",
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        precision: str = "auto",
+        target: str = "",
+        draft: str = "",
+        revision: str = "",
+        draft_precision: str = "auto",
+        chat: str = "auto",
+        system: str = "",
+        visit: Visit | None = None,
+        request: gr.Request | None = None,
+    ) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """Race speculative against plain decoding of the same target.
+
+        `target` and `draft` are Hub ids or folders of the server; without a target, the pair the app was started with;
+        "pocket" is the bundled one.
+
+        Streams the race as JSON lines, one event per line: a head {"e": "begin", "id", "from"}, where `from` is the
+        number of the next line in the whole stream, then the newest lines. The last value comes with the race's run
+        documents: {"schema": 1, "runs": [speculative, plain]}.
+        """
+        controls = {
+            "method": method,
+            "draft_length": draft_length,
+            "tree": tree,
+            "exit_layer": exit_layer,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "max_new_tokens": max_new_tokens,
+            "seed": seed,
+            "precision": precision,
+            "target": target,
+            "draft": draft,
+            "revision": revision,
+            "draft_precision": draft_precision,
+            "chat": chat,
+            "system": system,
+        }
+        runs: list[Run] = []
+        with self.stops.watch(request) as stop:
+            value = ""
+            for value in stream(guarded(self._events(prompt, controls, stop.is_set, runs))):
+                yield value, None
+            if visit is not None and any(run.rounds for run in runs):
+                visit.shown = visit.add("race", runs).number
+            if runs:
+                yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}
+
+    def _events(self, prompt: str, controls: dict[str, Any], stop: Any, runs: list[Run]) -> Iterator[Event]:
+        settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
+        yield from queued_race(self.device, self.engine, prompt_text(prompt), settings, stop, runs)
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop this visitor's runs; what was written so far is kept."""
+        self.stops.stop(request)
+
+    def build(self, controls: dict[str, Any], visit: gr.State) -> tuple[gr.Textbox, gr.HTML]:
+        """Lay out the tab and wire its buttons to the controls of the sidebar; its prompt and its race."""
+        prompts = starting_prompts()
+        with gr.Row(elem_id="prompt-row"):
+            prompt = gr.Textbox(
+                prompts[0].text,
+                label="Prompt",
+                lines=3,
+                max_lines=3,
+                elem_id="prompt",
+                scale=1,
+                placeholder="Write something for the target to continue…",
+            )
+            with gr.Column(elem_id="buttons", scale=0, min_width=104):
+                run = gr.Button("Run", variant="primary", elem_id="run")
+                stop = gr.Button("Stop", elem_id="stop")
+        self._chips(prompts, prompt)
+        race = token_stream(elem_id="race", label="Events")
+        document = gr.JSON(label="Documents", visible=False)
+        self.finished = gr.on(
+            [run.click],
+            self.run,
+            [prompt, *(controls[name] for name in CONTROLS), visit],
+            [race, document],
+            api_name="run",
+            show_progress="hidden",
+            concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
+            trigger_mode="multiple",  # "once" would swallow a press that comes while the last value is on its way
+        )
+        self.finished.then(None, js="() => { document.dispatchEvent(new Event('race-over')); }")
+        stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")
+        return prompt, race
+
+    @staticmethod
+    def _chips(prompts: list[Prompt], prompt: gr.Textbox) -> None:
+        """One button a prompt; filled in by the browser itself."""
+        if len(prompts) < 2:
+            return
+        with gr.Row(elem_id="chips"):
+            for each in prompts:
+                chip = gr.Button(each.name, size="sm", elem_classes="chip")
+                chip.click(None, None, prompt, js=f"() => {json.dumps(each.text)}", show_progress="hidden")

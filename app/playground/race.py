@@ -1,0 +1,203 @@
+"""A race as a stream of events: plain dictionaries, in the order in which the page draws them.
+
+Events (`e` names the kind): `status` (what is going on, in words), `open` (a lane and the head of its run document),
+`round` (one round of a lane, as in the document), `end` (the rest of a lane's document), `verdict`, `error`, `done`.
+A lane's `open`, `round` and `end` events together are its run document: what is shown is what is exported.
+
+What a finished race says in words: is the text the same, was it faster, and if not, why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.turns import Event, Stop, fetching, with_device, with_pair
+from app.tokens.markup import plural
+from core.records import Divergence, Metrics, Run, Settings, first_divergence, summarise
+
+
+def queued_race(
+    device: Device, engine: Engine, prompt: str, settings: Settings, stop: Stop, runs: list[Run]
+) -> Iterator[Event]:
+    """Race once the device is ours. Appends the runs to `runs`."""
+    if (remote := engine.remote) is not None:
+        engine.admit(settings)
+        yield from fetching(engine, settings, stop)
+        yield from with_device(device, stop, lambda: remote(prompt, settings, stop, runs))
+        return
+    yield from with_pair(device, engine, settings, stop, lambda pair: race(engine, pair, prompt, settings, stop, runs))
+
+
+def race(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop, runs: list[Run]) -> Iterator[Event]:
+    """The speculative lane (none where the method is plain) and the plain lane of the same target."""
+    yield {"e": "status", "kind": "reading", "text": "Reading the prompt…"}
+    lanes = _open(engine, pair, prompt, settings, stop)
+    runs.extend(lane.run for lane in lanes)
+    kinds = ["plain"] if settings.method == "plain" else ["speculative", "plain"]
+    for kind, lane in zip(kinds, lanes):
+        yield {"e": "open", "lane": kind, "run": run_head(lane.run)}
+    started: set[int] = set()
+    going = set(range(len(lanes)))
+    for index, round_ in engine.race(lanes):
+        run = lanes[index].run
+        event: Event = {"e": "round", "lane": kinds[index], "round": round_.to_dict()}
+        if index not in started:
+            started.add(index)
+            event["prefill"] = run.prefill_seconds + run.draft_prefill_seconds
+        yield event
+        if run.stop_reason and index in going:
+            going.discard(index)
+            yield end_event(kinds[index], run)
+    for index in sorted(going):
+        yield end_event(kinds[index], lanes[index].run)
+    yield verdict_event(runs)
+
+
+def _open(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop) -> list[Any]:
+    lanes: list[Any] = []
+    try:
+        if settings.method != "plain":
+            lanes.append(engine.open_lane(pair, prompt, settings, stop))
+        lanes.append(engine.open_lane(pair, prompt, replace(settings, method="plain"), stop))
+    except BaseException:
+        for lane in lanes:
+            lane.close()
+        raise
+    return lanes
+
+
+def run_head(run: Run) -> Event:
+    document = run.to_dict()
+    return {key: document[key] for key in ("schema", "settings", "environment", "prompt", "prompt_ids")}
+
+
+def end_event(kind: str, run: Run) -> Event:
+    document = run.to_dict()
+    rest = {key: document[key] for key in ("token_ids", "text", "stop_reason", "metrics")}
+    return {"e": "end", "lane": kind, "run": rest}
+
+
+def lane_events(kind: str, run: Run) -> Iterator[Event]:
+    """The events of a lane that is over: its run document in parts."""
+    yield {"e": "open", "lane": kind, "run": run_head(run)}
+    for index, round_ in enumerate(run.rounds):
+        event: Event = {"e": "round", "lane": kind, "round": round_.to_dict()}
+        if not index:
+            event["prefill"] = run.prefill_seconds + run.draft_prefill_seconds
+        yield event
+    yield end_event(kind, run)
+
+
+def verdict_event(runs: list[Run]) -> Event:
+    """What a finished race says of itself; `runs`: speculative and plain, or one run alone."""
+    if len(runs) == 1:
+        alone = "One run, without plain decoding beside it to compare."
+        return {"e": "verdict", "kind": "inactive", "text": inactive(runs[0]) or alone, "why": None}
+    speculative, plain = runs
+    greedy = speculative.settings.temperature == 0
+    divergence = first_divergence(plain, speculative) if greedy else None
+    found = verdict(speculative, plain, divergence)
+    why = inactive(speculative) or why_slower(speculative, plain)
+    return {"e": "verdict", "kind": found.kind, "text": found.text, "why": why}
+
+
+Kind = Literal["identical", "diverged", "chance", "stopped", "inactive"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: Kind
+    text: str
+
+
+def verdict(speculative: Run, plain: Run, divergence: Divergence | None) -> Verdict:
+    """How the two texts compare; `divergence`: where they first differ under greedy decoding, or None."""
+    if "cancelled" in (speculative.stop_reason, plain.stop_reason):
+        return Verdict("stopped", _stopped(speculative, plain, divergence))
+    if speculative.settings.temperature > 0:
+        return Verdict(
+            "chance",
+            "The texts differ by chance, the law is the same: both are drawn from the target's own distribution.",
+        )
+    if divergence is None:
+        return Verdict("identical", f"Identical to plain decoding, all {len(speculative.token_ids)} tokens.")
+    return Verdict("diverged", _diverged(divergence))
+
+
+def _stopped(speculative: Run, plain: Run, divergence: Divergence | None) -> str:
+    both = min(len(speculative.token_ids), len(plain.token_ids))
+    if speculative.settings.temperature > 0 or not both:
+        return "Stopped."
+    if divergence is None:
+        return f"Stopped. Both lanes began with the same {plural(both, 'token')}."
+    return "Stopped. " + _diverged(divergence)
+
+
+def _diverged(divergence: Divergence) -> str:
+    found = (
+        f"First difference at token {divergence.position + 1}: plain wrote {divergence.first_text!r}, speculative "
+        f"{divergence.second_text!r}."
+    )
+    if divergence.logit_gap is None:
+        return found
+    apart = (
+        f"lie {divergence.logit_gap:.2g} apart" if divergence.logit_gap else "are equal to the last digit it computes"
+    )
+    return found + (
+        f" The target's two best logits {apart} there: a pass over several tokens rounds differently from a pass over "
+        "one."
+    )
+
+
+def inactive(run: Run) -> str | None:
+    """Why nothing was drafted, where nothing was."""
+    if run.settings.method == "plain":
+        return "Speculation is off (method: plain). Choose another method to race against plain decoding."
+    if run.rounds and not any(round_.drafted for round_ in run.rounds):
+        return f"The drafter proposed nothing in {plural(len(run.rounds), 'round')}, so every round was a plain step."
+    return None
+
+
+def why_slower(speculative: Run, plain: Run) -> str | None:
+    """The main reason where speculation lost: the one cost whose removal would have gained most. None where it won."""
+    fast, slow = summarise(speculative), summarise(plain)
+    if not fast.rounds or not slow.new_tokens or fast.tokens_per_second >= slow.tokens_per_second:
+        return None
+    drafted = sum(len(r.drafted) for r in speculative.rounds)
+    if not drafted:
+        return inactive(speculative)
+    idle = sum(not r.drafted for r in speculative.rounds)
+    if 2 * idle > fast.rounds:
+        return (
+            f"{idle} of {fast.rounds} rounds were plain steps: on this machine, drafting for this text costs more than "
+            "it brings."
+        )
+    return max(_remedies(speculative, fast, slow.seconds / slow.new_tokens, drafted))[1]
+
+
+def _remedies(run: Run, metrics: Metrics, step: float, drafted: int) -> list[tuple[float, str]]:
+    """(tokens per second with this cost removed, the sentence that names it), for each of the three costs."""
+    rounds = metrics.rounds
+    draft = sum(r.draft_seconds for r in run.rounds)
+    verify = sum(r.verify_seconds for r in run.rounds)
+    accepted = metrics.acceptance_rate or 0.0
+    return [
+        (
+            (drafted + rounds) / metrics.seconds,
+            f"Mostly because of acceptance: {accepted:.0%} of the judged drafts were accepted, so a round gave only "
+            f"{metrics.tokens_per_round:.1f} tokens.",
+        ),
+        (
+            metrics.new_tokens / max(1e-9, metrics.seconds - verify + min(verify, rounds * step)),
+            f"Mostly because of verification: checking a draft took {verify / rounds / step:.1f} times a plain step.",
+        ),
+        (
+            metrics.new_tokens / max(1e-9, metrics.seconds - draft),
+            f"Mostly because of drafting: proposing {drafted / rounds:.1f} tokens a round took "
+            f"{draft / rounds / step:.1f} times a plain step.",
+        ),
+    ]

@@ -1,0 +1,256 @@
+"""Where the page meets the engine: the one file of the page that reaches models (and the one that tests replace)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from core.errors import Cancelled, UserError
+from core.progress import Progress, Stop, never, silent
+from core.records import METHODS, POCKET_NAME, Round, Run, Settings
+from core.text import Prompt
+
+Remote = Callable[[str, Settings, Stop, list[Run]], Iterator[dict[str, Any]]]
+"""(prompt, settings, stop, runs) -> the events of a race; appends to `runs`."""
+TOPS = 3
+"""How many of the likeliest tokens of each model are recorded with a token."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A pair of the catalogue as this machine sees it. `fits`: it is meant for a device like this one or a smaller one;
+    `cached`: no download is needed."""
+
+    name: str
+    target: str
+    draft: str | None
+    memory_gb: int
+    gated: bool
+    why: str
+    fits: bool
+    cached: bool
+
+
+class Engine:
+    """Loaded pairs, and the calls the page makes on them. Pairs are loaded once and shared by all visitors."""
+
+    def __init__(self, settings: Settings, kept: int = 2) -> None:
+        self.settings = settings
+        self.public = False
+        """Whether strangers use it: they may load what is offered, and nothing else."""
+        self.remote: Remote | None = None
+        """Where races run, if not in this process (app/serving/spaces.py)."""
+        self._kept = kept
+        self._pairs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._lock = Lock()
+        self._loading = Lock()
+
+    def fetch(self, settings: Settings, progress: Progress = silent, stop: Stop = never) -> None:
+        """Bring the files of a pair to this machine. Needs no turn on the device; raises Cancelled after `stop`."""
+        from core.loading import fetch_pair
+
+        self.admit(settings)
+        fetch_pair(settings, progress, stop)
+
+    def load(self, settings: Settings, progress: Progress | None = None, stop: Stop = never) -> Any:
+        """The pair these settings name. One load at a time; pairs nobody used for longest are let go where memory is
+        short, and beyond `kept` (a GPU keeps one). A load that fails leaves the others as they are."""
+        from core.loading import load_pair
+
+        if (pair := self.loaded(settings)) is not None:
+            return pair
+        self.admit(settings)
+        with self._loading:
+            if (pair := self.loaded(settings)) is not None:
+                return pair
+            pair = load_pair(settings, progress or silent, stop, self._make_room)
+            if stop():
+                del pair
+                self._release()
+                raise Cancelled("Stopped; the models that had just been loaded are freed.")
+            with self._lock:
+                self._pairs[self._key(settings)] = pair
+            self._keep(1 if pair.target.device.type == "cuda" else self._kept)
+            return pair
+
+    def loaded(self, settings: Settings) -> Any | None:
+        """The pair of these settings if it is in memory."""
+        with self._lock:
+            pair = self._pairs.get(self._key(settings))
+            if pair is not None:
+                self._pairs.move_to_end(self._key(settings))
+            return pair
+
+    def is_loaded(self, settings: Settings) -> bool:
+        """Whether a run with these settings can start at once."""
+        return self._key(settings) in self._pairs
+
+    def unload(self) -> int:
+        """Let go of every pair; how many bytes of weights that were. The device must be ours."""
+        return self._keep(0)
+
+    def admit(self, settings: Settings) -> None:
+        """Refuse what a public page does not offer, wherever it was asked for."""
+        if not self.public:
+            return
+        from core.inspecting.catalogue import allowed
+
+        own = (self.settings.target, self.settings.draft, self.settings.revision)
+        if (settings.target, settings.draft, settings.revision) == own:
+            return
+        names = {settings.target, settings.draft} - {None, POCKET_NAME, self.settings.target, self.settings.draft}
+        if settings.revision is not None or not all(allowed(name, None) for name in names):
+            raise UserError("This page is public: it runs the pairs it offers, and loads no other models or revisions.")
+
+    def offers(self) -> list[Offer]:
+        """The pairs of the catalogue but the bundled one: what is here already, then what fits, then the rest."""
+        from core.inspecting.catalogue import catalogue
+        from core.loading import resolve_device
+        from core.loading.hub import cached
+        from core.loading.memory import free_memory
+
+        device = resolve_device(self.settings.device)
+        total = (free_memory(device).total or 0) if device.type != "cpu" else 0
+        found = [
+            Offer(
+                pair.name,
+                pair.target,
+                pair.draft,
+                pair.memory_gb,
+                pair.gated,
+                pair.why,
+                fits=pair.memory_gb * 0.95e9 <= total,  # what is sold as 8 GB shows a little less
+                cached=all(cached(name) is not None for name in pair.ids),
+            )
+            for pair in catalogue()
+            if pair.target != POCKET_NAME
+        ]
+        return sorted(found, key=lambda offer: (not offer.cached, not offer.fits, offer.memory_gb))
+
+    def inspect(self, settings: Settings) -> dict[str, Any]:
+        """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files."""
+        from core.inspecting import inspect_pair
+
+        self.admit(settings)
+        return inspect_pair(
+            settings.target,
+            settings.draft,
+            precision=settings.precision,
+            draft_precision=settings.draft_precision,
+            device=settings.device,
+            revision=settings.revision,
+            held=self._held(),
+        ).to_dict()
+
+    def drafts(self, settings: Settings) -> list[tuple[str, float]]:
+        """Drafts with the target's own tokens, of the catalogue and the local cache, with the speed-up predicted for
+        each, the best first."""
+        from core.inspecting.offers import drafts_for
+
+        self.admit(settings)
+        found = drafts_for(
+            settings.target or POCKET_NAME,
+            device=settings.device,
+            precision=settings.precision,
+            revision=settings.revision,
+        )
+        return [(suggestion.draft, suggestion.speedup) for suggestion in found]
+
+    @staticmethod
+    def _key(settings: Settings) -> tuple[Any, ...]:
+        named = (settings.target, settings.draft, settings.revision)
+        return (*named, settings.precision, settings.draft_precision, settings.device)
+
+    def _held(self) -> int:
+        """Bytes of weights in memory, which a pair that comes may take over."""
+        with self._lock:
+            return sum(map(weight_bytes, self._pairs.values()))
+
+    def _make_room(self, lacking: int) -> None:
+        """Let go of pairs, the longest unused first, until so many bytes of weights are gone."""
+        while lacking > 0 and self._pairs:
+            lacking -= self._keep(len(self._pairs) - 1)
+
+    def _keep(self, count: int) -> int:
+        """Let go of all but the `count` pairs used last; the bytes of their weights."""
+        freed = 0
+        with self._lock:
+            while len(self._pairs) > count:
+                _, pair = self._pairs.popitem(last=False)
+                freed += weight_bytes(pair)
+                del pair
+        if freed:
+            self._release()
+        return freed
+
+    @staticmethod
+    def _release() -> None:
+        from core.errors import release_memory
+
+        release_memory()
+
+    def methods(self, pair: Any) -> dict[str, str | None]:
+        """Each method, with the reason why this pair cannot use it (None: it can)."""
+        from core.drafting.build import available
+
+        reasons = available(pair)
+        return {m: reasons.get(m) for m in METHODS if m in reasons or m == "plain"}
+
+    def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Stop, tops: int = TOPS) -> Any:
+        from core.lanes import open_lane
+
+        return open_lane(pair, prompt, settings, stop=stop, tops=tops)
+
+    def race(self, lanes: Sequence[Any]) -> Iterator[tuple[int, Round]]:
+        from core.lanes import race
+
+        return race(lanes)
+
+    def sweep(
+        self,
+        pair: Any,
+        prompts: Sequence[Prompt],
+        settings: Settings,
+        lengths: Sequence[int],
+        temperatures: Sequence[float],
+        repeats: int,
+        stop: Stop,
+    ) -> Generator[Any, None, dict[str, Any]]:
+        """Steps (`done`, `total`, `label`) of a sweep, which returns its document."""
+        from core.measuring.sweep import sweep
+
+        return sweep(pair, prompts, settings, lengths, temperatures, repeats, stop)
+
+    def check_law(
+        self, pair: Any, run: Run | None, prompt: str, settings: Settings, n: int, stop: Stop, broken: bool
+    ) -> Iterator[Any]:
+        """Progress and then the result of `core.explaining.lossless.check_law`."""
+        from core.explaining.lossless import check_law
+
+        return check_law(pair, run, prompt, settings, n, stop, broken)
+
+    def check_greedy(self, pair: Any, prompts: Sequence[str], settings: Settings, stop: Stop) -> Iterator[Any]:
+        """Progress and then the result of `core.explaining.lossless.check_greedy`."""
+        from core.explaining.lossless import check_greedy
+
+        return check_greedy(pair, prompts, settings, stop)
+
+    def token_texts(self, pair: Any, ids: Sequence[int]) -> list[str]:
+        """Each of these tokens of the target by itself."""
+        from core.text import Detokenizer
+
+        text = Detokenizer(pair.target.tokenizer, [])
+        return [text.alone(token) for token in ids]
+
+    def environment(self, pair: Any) -> dict[str, Any]:
+        """What the runs of this pair record about where they ran."""
+        from core.lanes import describe_environment
+
+        return describe_environment(pair.target, pair.draft)
+
+
+def weight_bytes(pair: Any) -> int:
+    return sum(model.weight_bytes() for model in (pair.target, pair.draft) if model)

@@ -1,0 +1,150 @@
+"""One device, one run at a time: a first-come queue whose members know how many are ahead of them.
+
+A long job in a thread, watched from a generator of events: the page hears how far it is and can still stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
+from statistics import median
+from threading import Condition
+from threading import Event as Flag
+from typing import Any, TypeVar
+
+from core.errors import Cancelled, UserError
+from core.progress import Progress, Stop
+
+CLOSING = "The program is being shut down; what was written so far is kept here."
+
+
+class Turn:
+    """A place in the queue."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.since: float | None = None
+        """When the device became ours."""
+
+    @property
+    def ahead(self) -> int:
+        """How many runs come before this one; 0 means the device is yours."""
+        return self._device.position(self)
+
+    @property
+    def expected_wait(self) -> float | None:
+        """Seconds until the device is probably yours, by how long the last turns took; None while nobody knows."""
+        return self._device.expected_wait(self)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; True once the device is yours."""
+        return self._device.wait(self, seconds)
+
+
+class Device:
+    """Everything that computes takes a turn here, so that no run disturbs the timing of another."""
+
+    def __init__(self, longest: int = 32, clock: Callable[[], float] = time.monotonic) -> None:
+        self.longest = longest
+        self._clock = clock
+        self._turns: list[Turn] = []
+        self._lasted: deque[float] = deque(maxlen=8)
+        self._changed = Condition()
+        self._closing = Flag()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the program is about to end: whoever has the device gives it back, and nobody new gets it."""
+        return self._closing.is_set()
+
+    def close(self) -> None:
+        """From now on nothing may start here. Safe in a signal handler."""
+        self._closing.set()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait at most so long until nobody has the device or waits for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._turns, seconds)
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Join the queue; leaves it when the block ends, however it ends."""
+        turn = Turn(self)
+        with self._changed:
+            if self.closing:
+                raise UserError(CLOSING)
+            if len(self._turns) >= self.longest:
+                raise UserError(f"{len(self._turns)} runs are waiting already; please try again in a minute.")
+            self._turns.append(turn)
+        try:
+            yield turn
+        finally:
+            with self._changed:
+                self._turns.remove(turn)
+                if turn.since is not None:
+                    self._lasted.append(self._clock() - turn.since)
+                self._changed.notify_all()
+
+    def position(self, turn: Turn) -> int:
+        with self._changed:
+            return self._turns.index(turn)
+
+    def wait(self, turn: Turn, seconds: float) -> bool:
+        with self._changed:
+            before = self._turns.index(turn)
+            self._changed.wait_for(lambda: self._turns.index(turn) < before or before == 0, seconds)
+            mine = self._turns[0] is turn
+            if mine and turn.since is None:
+                turn.since = self._clock()
+            return mine
+
+    def expected_wait(self, turn: Turn) -> float | None:
+        with self._changed:
+            ahead = self._turns.index(turn)
+            if not ahead or not self._lasted:
+                return 0.0 if not ahead else None
+            usual, running = median(self._lasted), self._turns[0].since
+            left = max(0.0, usual - (self._clock() - running)) if running is not None else usual
+            return left + (ahead - 1) * usual
+
+
+T = TypeVar("T")
+Event = dict[str, Any]
+LOOKS_PER_SECOND = 5.0
+
+
+def in_background(
+    job: Callable[[Progress, Stop], T], stop: Stop, first: str, abandon: bool = False
+) -> Generator[Event, None, T]:
+    """Run `job(progress, stop)` in a thread and return what it returns; what it tells comes as status events, `first`
+    to begin with. The job is asked to stop after `stop`, and when the reader of the events goes away.
+
+    A job that may be abandoned is left behind then, to end by itself; any other is waited for, however it ends.
+    """
+    told = [first]
+    gone = Flag()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="background")
+    future = pool.submit(job, told.append, lambda: gone.is_set() or stop())
+    shown, stopping = "", False
+    try:
+        while True:
+            if told[-1] != shown and not stopping:
+                shown = told[-1]
+                yield {"e": "status", "kind": "loading", "text": shown}
+            try:
+                return future.result(1 / LOOKS_PER_SECOND)
+            except NotYet:
+                if future.done():  # the job's own
+                    raise
+            if stop() and abandon:
+                raise Cancelled("Stopped while downloading; what has come is kept, the next try goes on from there.")
+            if stop() and not stopping:
+                stopping = True
+                yield {"e": "status", "kind": "loading", "text": "Stopping: what is being loaded is freed in a moment."}
+    finally:
+        gone.set()
+        pool.shutdown(wait=not abandon, cancel_futures=True)

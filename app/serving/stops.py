@@ -1,0 +1,81 @@
+"""The Stop button: which runs of which visitor have been asked to stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradio import Request
+
+
+ARRIVED = "arrived"
+LONGEST_WAIT = 60.0
+"""Seconds that Gradio's queue may hold a run back and an earlier Stop still reach it."""
+
+
+class Arrivals:
+    """ASGI middleware that notes when each request came in.
+
+    Gradio's queue holds a run back for a moment, and a Stop pressed right after it overtakes it there.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})[ARRIVED] = time.monotonic()
+        await self.app(scope, receive, send)
+
+
+class Stops:
+    """A visitor's Stop ends the runs that visitor has asked for by then, and nobody else's."""
+
+    def __init__(self) -> None:
+        self._going: dict[str, list[Event]] = {}
+        self._pressed: dict[str, float] = {}
+        self._lock = Lock()
+
+    @contextmanager
+    def watch(self, request: Request | None) -> Iterator[Event]:
+        """An event that is set once the visitor behind this request for a run has pressed Stop after it."""
+        visitor = _visitor(request)
+        event = Event()
+        with self._lock:
+            if self._pressed.get(visitor, -math.inf) > _arrival(request):
+                event.set()
+            self._going.setdefault(visitor, []).append(event)
+        try:
+            yield event
+        finally:
+            with self._lock:
+                self._going[visitor].remove(event)
+                if not self._going[visitor]:
+                    del self._going[visitor]
+
+    def stop(self, request: Request | None) -> int:
+        """Ask all runs of the visitor behind this request to stop; how many were going on."""
+        visitor, now = _visitor(request), _arrival(request)
+        with self._lock:
+            self._pressed = {each: at for each, at in self._pressed.items() if now - at < LONGEST_WAIT}
+            self._pressed[visitor] = now
+            events = list(self._going.get(visitor, []))
+        for event in events:
+            event.set()
+        return len(events)
+
+
+def _visitor(request: Request | None) -> str:
+    """Whose runs a call starts or stops: those of one browser tab, or of all callers without one."""
+    return (request.session_hash if request else None) or "nobody"
+
+
+def _arrival(request: Request | None) -> float:
+    """When a request came in, by `time.monotonic`; now, where no `Arrivals` noted it."""
+    scope = getattr(getattr(request, "request", None), "scope", {})
+    return scope.get("state", {}).get(ARRIVED, time.monotonic())

@@ -1,0 +1,92 @@
+"""What every use of the device has in common: wait for it, load the pair, do the work, answer faults in a sentence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from app.serving import Engine
+from app.serving.device import CLOSING, Device, Event, Stop, Turn, in_background
+from core.errors import Cancelled, UserError
+from core.progress import never
+from core.records import Settings
+
+log = logging.getLogger(__name__)
+
+OUR_FAULT = "Something failed on our side; the details are in the server's log. Your prompt and settings are kept."
+
+
+def guarded(events: Iterator[Event]) -> Iterator[Event]:
+    """Turn whatever is raised into one sentence; `done` is always the last event."""
+    try:
+        yield from events
+    except Cancelled as stopped:
+        yield {"e": "status", "kind": "idle", "text": sentence(stopped)}
+    except Exception as error:
+        yield {"e": "error", "text": sentence(error)}
+    yield {"e": "done"}
+
+
+def sentence(error: Exception) -> str:
+    """What a person is told of an error: its own sentence, or for a fault of ours that the log has the details."""
+    if isinstance(error, (UserError, Cancelled)):
+        return str(error) or "Stopped."
+    log.error("a run failed", exc_info=error)
+    return OUR_FAULT
+
+
+def with_pair(
+    device: Device, engine: Engine, settings: Settings, stop: Stop, work: Callable[[Any], Iterator[Event]]
+) -> Iterator[Event]:
+    """The events of `work(pair)` once the device is ours and the pair of `settings` is loaded; statuses until then.
+
+    What has to be downloaded is fetched first, while others use the device.
+    """
+
+    def load_and_work() -> Iterator[Event]:
+        yield from work((yield from loading(engine, settings, stop)))
+
+    yield from fetching(engine, settings, stop)
+    yield from with_device(device, stop, load_and_work)
+
+
+def with_device(device: Device, stop: Stop, work: Callable[[], Iterator[Event]]) -> Iterator[Event]:
+    """The events of `work()` once the device is ours; statuses until then."""
+    with device.turn() as turn:
+        while not turn.wait(0.5):
+            yield {"e": "status", "kind": "queued", "text": _queued(turn)}
+            if stop():
+                yield {"e": "status", "kind": "idle", "text": "Stopped while waiting; nothing was run."}
+                return
+            if device.closing:
+                raise UserError(CLOSING)
+        for event in work():
+            yield event
+            if device.closing:
+                raise UserError(CLOSING)
+
+
+def fetching(engine: Engine, settings: Settings, stop: Stop = never) -> Iterator[Event]:
+    """Download what the pair of `settings` lacks on this machine, saying how far it is. Needs no turn on the device."""
+    if not engine.is_loaded(settings):
+
+        def fetch(tell: Any, halt: Stop) -> None:
+            engine.fetch(settings, tell, halt)
+
+        yield from in_background(fetch, stop, "Looking for the models…", abandon=True)
+
+
+def loading(engine: Engine, settings: Settings, stop: Stop = never) -> Generator[Event, None, Any]:
+    """Load the pair of `settings` and return it, saying how far it is. The device must be ours."""
+    if engine.is_loaded(settings):
+        return engine.load(settings)
+    return (yield from in_background(lambda tell, halt: engine.load(settings, tell, halt), stop, "Loading the models…"))
+
+
+def _queued(turn: Turn) -> str:
+    ahead = max(1, turn.ahead)  # it may have become ours this very moment
+    runs = "one run is" if ahead == 1 else f"{ahead} runs are"
+    wait = turn.expected_wait
+    when = "" if wait is None else f" in about {max(1, round(wait))} s"
+    return f"Queued: {runs} ahead of yours on this device. Yours starts by itself{when}."

@@ -1,0 +1,294 @@
+"""Which pair: the catalogue's, the one the app was started with, or any other; and a card on it before it is loaded.
+
+The card under the pair: what an inspection found, as HTML. Names come from people and hubs, so all is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.header import short_pair
+from app.insides import PRIVATE, QUIET, html_block
+from app.serving import Engine, Offer
+from app.serving.device import Device
+from app.serving.turns import sentence, with_device
+from app.settings import pair_from
+from app.sidebar import follow_pair
+from core.errors import UserError
+from core.progress import in_bytes, never
+from core.records import POCKET_NAME, PRECISIONS, Settings
+
+OTHER = "other…"
+BUNDLED = f"{POCKET_NAME} (bundled)"
+NAMED = ("target", "draft", "revision")
+FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
+"""Controls that depend on the pair."""
+DRAFT_PRECISIONS = {"auto": "as the target", "nf4": "NF4", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An entry of the list: what it is called, and the models it means ("" for those the app was started with)."""
+
+    label: str
+    target: str = ""
+    draft: str = ""
+    why: str = ""
+    gated: bool = False
+
+
+def choices(started: Settings, offers: list[Offer], public: bool) -> dict[str, Choice]:
+    """The entries by value: the pair of the start first, then the bundled one, the catalogue, and whatever is typed."""
+    found = {"default": Choice(BUNDLED if started.target is None and started.draft is None else short_pair(started))}
+    if started.target is not None:
+        found[POCKET_NAME] = Choice(BUNDLED, POCKET_NAME, POCKET_NAME)
+    for offer in offers:
+        found[offer.name] = Choice(_label(offer), offer.target, offer.draft or "", offer.why, offer.gated)
+    return found if public else {**found, OTHER: Choice(OTHER)}
+
+
+def _label(offer: Offer) -> str:
+    if offer.cached:
+        return f"{offer.name} (here)"
+    meant = "any machine" if not offer.memory_gb else f"{offer.memory_gb} GB"
+    return f"{offer.name} ({meant}{'' if offer.fits else ' GPU'}{', gated' if offer.gated else ''})"
+
+
+def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
+    """Each method with the reason why a pair that was inspected cannot use it; the same as once it is loaded."""
+    likeness = found["likeness"] or {}
+    no_draft = None if found["draft"] else "no draft model is named"
+    if likeness.get("same") is False and not likeness.get("usable", True):
+        no_draft = "its draft has too few tokens in common with the target"
+    other = "a tree needs a draft with the target's own tokens" if likeness.get("same") is False else None
+    return {
+        "plain": None,
+        "draft": no_draft,
+        "ngram": None,
+        "ngram+draft": no_draft,
+        "early-exit": None if found["target"]["layers"] >= 2 else "the target has a single layer",
+        "tree": no_draft or other,
+    }
+
+
+def model_field(
+    label: str, info: str, placeholder: str = "owner/model or folder", elem_id: str | None = None
+) -> gr.Textbox:
+    """Where a model is named by hand; hidden until that is asked for."""
+    return gr.Textbox("", label=label, info=info, placeholder=placeholder, visible=False, max_lines=1, elem_id=elem_id)
+
+
+class Picker:
+    """The list, the fields of a pair that is typed, the card, and Unload."""
+
+    def __init__(self, engine: Engine, device: Device, public: bool = False) -> None:
+        self.engine = engine
+        self.device = device
+        self.choices = choices(engine.settings, engine.offers(), public)
+
+    def build(self) -> dict[str, Any]:
+        """Lay it out; the controls by name, "pair" and those of `app.settings.CONTROLS` that it holds."""
+        started = self.engine.settings
+        controls: dict[str, Any] = {
+            "pair": gr.Dropdown(
+                [(choice.label, value) for value, choice in self.choices.items()],
+                value="default",
+                label="Pair",
+                info="The target writes the text. The draft, much smaller, guesses what it will write next. Those on "
+                "this machine come first, then those that fit it.",
+                filterable=False,
+                elem_id="pair",
+            ),
+            "target": model_field(
+                "Target",
+                "A Hub id such as Qwen/Qwen3-4B, or a folder with a config and safetensors on this machine.",
+                elem_id="pair-target",
+            ),
+            "draft": model_field(
+                "Draft",
+                "The same, for the small model. Empty: no draft model; n-grams and early exit need none.",
+                "owner/model, folder, or empty",
+                elem_id="pair-draft",
+            ),
+            "revision": model_field(
+                "Revision",
+                "A branch, tag or commit of the target on the Hub. Empty: the newest.",
+                "main",
+                elem_id="pair-revision",
+            ),
+        }
+        controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
+        controls["draft_precision"] = gr.Dropdown(
+            [(DRAFT_PRECISIONS[p], p) for p in PRECISIONS],
+            value=started.draft_precision,
+            label="Draft precision",
+            info="The draft may be in another precision than the target: a small draft is often faster in 16 bits. "
+            "Changing it loads the models again.",
+            filterable=False,
+            render=False,
+        )
+        return controls
+
+    def connect(self, page: gr.Blocks, controls: dict[str, Any]) -> None:
+        """Fill the fields when a pair is chosen; then look at it, without a turn on the device: its card, and the
+        controls that depend on it."""
+        fields = [controls[name] for name in NAMED]
+        controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
+        named = [controls[name] for name in ("pair", "target", "draft")]
+        gr.on(
+            [controls["target"].change, controls["draft"].change],
+            self.recognise,
+            named,
+            [controls["pair"], *fields],
+            **QUIET,
+        )
+        controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
+        triggers = [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision"))]
+        triggers += [event for field in fields for event in (field.submit, field.blur)]
+        gr.on(
+            triggers,
+            self.look,
+            [controls[name] for name in ("pair", *NAMED, "precision", "draft_precision", "method")],
+            [controls[name] for name in ("card", *FOLLOWING)],
+            concurrency_limit=None,
+            trigger_mode="always_last",
+            **PRIVATE,
+        )
+
+    def fill(self, pair: str) -> list[Any]:
+        """The fields of a pair. What was typed before is taken away with the fields."""
+        if pair == OTHER:
+            return [gr.update(visible=True) for _ in NAMED]
+        chosen = self._choice(pair)
+        return [gr.update(value=value, visible=False) for value in (chosen.target, chosen.draft, "")]
+
+    def recognise(self, pair: str, target: str, draft: str) -> list[Any]:
+        """Models that came by another way than the list, as from a link: the entry that means them."""
+        chosen = self._choice(pair)
+        if pair == OTHER or (target, draft) == (chosen.target, chosen.draft):
+            return [gr.skip() for _ in range(1 + len(NAMED))]
+        same = [value for value, each in self.choices.items() if (each.target, each.draft) == (target, draft)]
+        if same or OTHER not in self.choices:
+            return [same[0] if same else pair, *self.fill(same[0] if same else pair)]
+        return [OTHER, *(gr.update(visible=True) for _ in NAMED)]
+
+    def look(
+        self, pair: str, target: str, draft: str, revision: str, precision: str, draft_precision: str, method: str
+    ) -> Iterator[list[Any]]:
+        """The card of a pair: at once that it is being looked at, then what was found and the controls that follow."""
+        unchanged = [gr.skip() for _ in FOLLOWING]
+        try:
+            chosen = self._choice(pair)
+            if pair != OTHER:
+                target, draft, revision = chosen.target, chosen.draft, ""
+            elif not target:
+                words = "Name a target, and a draft for it; this card will tell what they would be like here."
+                yield [waiting_html(words), *unchanged]
+                return
+            named = {"target": target, "draft": draft, "revision": revision}
+            settings = pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
+            yield [waiting_html("Looking at the models' configs…"), *unchanged]
+            found = self.engine.inspect(settings)
+            loaded = self.engine.loaded(settings)
+            reasons = self.engine.methods(loaded) if loaded is not None else reasons_of(found)
+            updates = follow_pair(reasons, method, found["target"]["layers"], bool(found["target"]["chat"]))
+            following = [updates[name] for name in FOLLOWING]
+            yield [card_html(found, chosen.why, chosen.gated), *following]
+            if pair == OTHER:  # "which draft for my target?"
+                yield [card_html(found, drafts=self.engine.drafts(settings)), *following]
+        except Exception as error:
+            yield [trouble_html(sentence(error)), *unchanged]
+
+    def unload(self) -> Iterator[str]:
+        """Free the models in memory once nothing runs; the next run loads what it needs."""
+        freed: list[int] = []
+
+        def free() -> Iterator[Any]:
+            freed.append(self.engine.unload())
+            yield from ()
+
+        for event in with_device(self.device, never, free):
+            yield _said(event["text"])
+        yield _said(f"Freed {in_bytes(freed[0])} of weights." if freed[0] else "Nothing is loaded.")
+
+    def _choice(self, pair: Any) -> Choice:
+        if pair not in self.choices:
+            raise UserError(f"There is no pair {pair!r} in this list.")
+        return self.choices[pair]
+
+
+def _said(text: str) -> str:
+    return f'<p role="status">{escape(text)}</p>'
+
+
+MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
+LEVELS = {"good": "Good to go", "caution": "Note", "bad": "Will not work"}
+MOST_DRAFTS = 3
+
+
+def card_html(
+    found: dict[str, Any], why: str = "", gated: bool = False, drafts: Sequence[tuple[str, float]] = ()
+) -> str:
+    """The card of an `Inspection` (core.inspecting), `to_dict()`; `why` is the catalogue's line on the pair, `drafts`
+    are other drafts for its target with the speed-up predicted for each, the best first."""
+    headline, *rest = found["verdict"]
+    if gated:
+        rest.insert(0, "Gated: accept its terms on its Hub page, then log in (hf auth login) or set HF_TOKEN.")
+    rest += [why] if why else []
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found))
+    best = "".join(f"<li>{escape(name)}, {speedup:.1f}×</li>" for name, speedup in drafts[:MOST_DRAFTS])
+    more = "".join(f"<li>{escape(sentence)}</li>" for sentence in rest)
+    level = found["level"]
+    return (
+        f'<div class="pair-card" data-level="{escape(level)}"><p class="pair-verdict">'
+        f'<b aria-hidden="true">{MARKS[level]}</b><span class="for-ears">{LEVELS[level]}: </span>'
+        f"{escape(headline)}</p><dl>{rows}</dl>"
+        + (f'<p class="pair-drafts">Drafts with its tokens, and what is predicted:</p><ul>{best}</ul>' if best else "")
+        + (f"<details><summary>{len(rest)} more to know</summary><ul>{more}</ul></details>" if rest else "")
+        + "</div>"
+    )
+
+
+def waiting_html(text: str) -> str:
+    return f'<div class="pair-card" data-level="waiting"><p class="pair-verdict">{escape(text)}</p></div>'
+
+
+def trouble_html(text: str) -> str:
+    """The card of a pair that cannot be looked at, with the sentence why."""
+    return (
+        '<div class="pair-card" data-level="bad" role="alert"><p class="pair-verdict">'
+        f'<b aria-hidden="true">{MARKS["bad"]}</b>{escape(text)}</p></div>'
+    )
+
+
+def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Download, memory, layers and predicted speed-up, each in a few characters."""
+    target, draft, memory = found["target"], found["draft"], found["memory"]
+    rows = [("Download", _download([m for m in (target, draft) if m]))]
+    needed = in_bytes(memory["needed"])
+    rows.append(("Memory", f"{needed} of {in_bytes(memory['free'])} free" if memory["free"] is not None else needed))
+    if draft:
+        rows.append(
+            ("Draft", f"{draft['layers']} of {target['layers']} layers, {found['bytes_ratio']:.0%} of the bytes")
+        )
+    if found["predictions"]:
+        rows.append(("Predicted", _speedup(found["predictions"][0])))
+    return rows
+
+
+def _download(models: list[dict[str, Any]]) -> str:
+    sizes = [m["download_bytes"] for m in models]
+    if any(size is None for size in sizes):
+        return "size unknown"
+    return in_bytes(sum(sizes)) if any(sizes) else "none, it is here"
+
+
+def _speedup(prediction: dict[str, Any]) -> str:
+    low, high = prediction["forecasts"][0], prediction["forecasts"][-1]
+    rates = f"{low['acceptance']:.0%} to {high['acceptance']:.0%}"
+    return f"{low['speedup']:.1f}× to {high['speedup']:.1f}× at {rates} accepted"

@@ -1,0 +1,332 @@
+"""Tab: which draft length suits this pair on this machine, why, and how to take it to production."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.events import api
+
+from app.insides import PRIVATE, QUIET, html_block
+from app.playground import starting_prompts
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.stops import Stops
+from app.serving.turns import Event, Stop, guarded, with_pair
+from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
+from app.sidebar import METHODS
+from app.tune.results import Results, best_settings
+from core.errors import UserError
+from core.progress import never
+from core.records import Settings
+from core.text import Prompt, one_of_each_kind
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+STARTING_LENGTHS, STARTING_TEMPERATURES = (1, 2, 3, 4, 6, 8), (0.0, 1.0)
+STARTING_TOKENS = 48
+MOST_REPEATS = 10
+PUBLIC_BUDGET = 20_000
+"""The most new tokens that a stranger's sweep may take in all."""
+TELLS_PER_SECOND = 4
+OVERHEAD_SECONDS = 4.0
+"""Of a sweep beside its runs: the cost curve, warming up, drawing."""
+
+
+class Tune:
+    """The tab and the functions behind its buttons. On a `public` page a sweep has a budget of tokens."""
+
+    def __init__(
+        self, engine: Engine, device: Device, most_new_tokens: int = MOST_NEW_TOKENS, public: bool = False
+    ) -> None:
+        self.engine = engine
+        self.device = device
+        self.most_new_tokens = most_new_tokens
+        self.budget = PUBLIC_BUDGET if public else math.inf
+        self.stops = Stops()
+        self.prompts = one_of_each_kind(starting_prompts())
+
+    def sweep(
+        self,
+        draft_lengths: list[int] | None = None,
+        temperatures: list[float] | None = None,
+        kinds: list[str] | None = None,
+        max_new_tokens: int = STARTING_TOKENS,
+        repeats: int = 1,
+        method: str = "draft",
+        exit_layer: str | int = "auto",
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        precision: str = "auto",
+    ) -> Iterator[dict[str, Any]]:
+        """Find the draft length that suits this pair and machine, by measuring.
+
+        Args:
+            draft_lengths: Numbers of tokens to draft, each 1 to 64; 1, 2, 3, 4, 6 and 8 if left out. Draft length auto
+                and plain decoding are measured beside them.
+            temperatures: Each 0 to 5, 0 is greedy; 0 and 1 if left out.
+            kinds: Kinds of bundled prompts, such as "function"; one prompt of each kind if left out.
+            max_new_tokens: Of each run.
+            repeats: How often each setting meets each prompt, 1 to 10.
+            method: Who drafts: draft, early-exit, ngram or ngram+draft.
+            exit_layer: Of early-exit, or "auto".
+            top_k: Draw only from so many of the likeliest tokens; 0 switches it off.
+            top_p: Draw only from the likeliest tokens that together hold this much probability.
+            min_p: Draw only from tokens at least this fraction as likely as the likeliest.
+            seed: Of the first repeat; each further repeat takes the next.
+            precision: auto, nf4, bf16, fp16 or fp32.
+
+        Returns:
+            Objects {"status", "document"}, the last with the sweep document: "temperatures" and "points" (measured
+            "ratio_to_plain" and "tokens_per_second" with their spread, "acceptance_rate", "accepted_by_position" and
+            what three formulas "predicted"), "best" by temperature, "costs" (seconds of a pass by its tokens).
+        """
+        controls = {name: getattr(self.engine.settings, name) for name in CONTROLS}
+        controls |= {"method": method, "exit_layer": exit_layer, "seed": seed, "precision": precision}
+        controls |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        plan = (
+            list(STARTING_LENGTHS) if draft_lengths is None else draft_lengths,
+            list(STARTING_TEMPERATURES) if temperatures is None else temperatures,
+            [prompt.kind for prompt in self.prompts] if kinds is None else kinds,
+            max_new_tokens,
+            repeats,
+        )
+        for event in guarded(self._events(*plan, controls, never)):
+            if event["e"] == "error":
+                raise gr.Error(event["text"], print_exception=False)
+            if event["e"] in ("status", "progress"):
+                yield {"status": event["text"], "document": None}
+            if event["e"] == "document":
+                yield {"status": "done", "document": event["document"]}
+
+    def run(
+        self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, request: gr.Request, *values: Any
+    ) -> Iterator[tuple[str, Any]]:
+        """The page's own way: `values` are the sidebar's. Yields the status and, last, the document."""
+        document, told = None, 0.0
+        with self.stops.watch(request) as stop:
+            plan = (lengths, temperatures, kinds, tokens, repeats)
+            for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop.is_set)):
+                if event["e"] == "document":
+                    document = event["document"]
+                elif event["e"] == "progress" and time.monotonic() - told < 1 / TELLS_PER_SECOND:
+                    continue
+                elif event["e"] != "done":
+                    told = time.monotonic()
+                    yield _status(event), gr.skip()
+                if event["e"] == "error":
+                    return
+        if document is not None:
+            yield _status(_finished(document)), document
+
+    def _events(
+        self,
+        lengths: Any,
+        temperatures: Any,
+        kinds: Any,
+        tokens: Any,
+        repeats: Any,
+        controls: dict[str, Any],
+        stop: Stop,
+    ) -> Iterator[Event]:
+        """Statuses, progress and at last the document of a sweep."""
+        controls = controls | {"max_new_tokens": tokens}
+        settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
+        self.engine.admit(settings)
+        lengths = [int(n) for n in _numbers("A draft length", lengths, whole=True)]
+        temperatures = _numbers("A temperature", temperatures)
+        prompts = self._chosen(kinds)
+        (repeats,) = _numbers("Repeats", [repeats], whole=True)
+        if not 1 <= repeats <= MOST_REPEATS:
+            raise UserError(f"Repeats must be between 1 and {MOST_REPEATS}.")
+        total = _runs(lengths, temperatures, prompts, repeats) * settings.max_new_tokens
+        if total > self.budget:
+            raise UserError(
+                f"This sweep takes up to {total:,} new tokens, past the {self.budget:,} of this public page; choose "
+                "fewer lengths, temperatures, prompts or tokens."
+            )
+
+        def work(pair: Any) -> Iterator[Event]:
+            steps = self.engine.sweep(pair, prompts, settings, lengths, temperatures, int(repeats), stop)
+            while True:
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    yield {"e": "document", "document": end.value}
+                    return
+                yield {"e": "progress", "done": step.done, "total": step.total, "text": step.label}
+
+        yield from with_pair(self.device, self.engine, settings, stop, work)
+
+    def _chosen(self, kinds: Any) -> list[Prompt]:
+        known = [prompt.kind for prompt in self.prompts]
+        if not isinstance(kinds, list) or not kinds:
+            raise UserError("A sweep needs prompts; choose at least one kind.")
+        if unknown := [kind for kind in kinds if kind not in known]:
+            raise UserError(f"There are no prompts of the kind {unknown[0]!r}; choose from {', '.join(known)}.")
+        return [prompt for prompt in self.prompts if prompt.kind in kinds]
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop this visitor's sweep; what is measured is kept."""
+        self.stops.stop(request)
+
+    def forecast(self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, *values: Any) -> str:
+        """What a sweep with these choices will do and how long it takes, if it gains nothing over plain decoding; the
+        status before it is run."""
+        controls: dict[str, Any] = dict(zip(CONTROLS, values)) | {"max_new_tokens": tokens}
+        try:
+            settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
+            (repeats,) = _numbers("Repeats", [repeats], whole=True)
+        except UserError as error:
+            return _status({"e": "status", "kind": "idle", "text": str(error)})
+        runs = int(_runs(lengths, temperatures, kinds, repeats))
+        if not runs:
+            return _status({"e": "status", "kind": "idle", "text": "Choose at least one of each to run a sweep."})
+        text = f"{METHODS[settings.method][0]}: {runs} runs of {settings.max_new_tokens} tokens"
+        if seconds := self._plain_seconds(settings):
+            text += f", about {_duration(runs * settings.max_new_tokens * seconds + OVERHEAD_SECONDS)} on this machine"
+        return _status({"e": "status", "kind": "idle", "text": f"{text}."})
+
+    def _plain_seconds(self, settings: Settings) -> float | None:
+        """What a token costs plainly, where that is known without loading anything."""
+        if not self.engine.is_loaded(settings):
+            return None
+        costs = self.engine.environment(self.engine.load(settings))["target"].get("costs")
+        return costs["1"] if costs else None
+
+    def build(self, controls: dict[str, Any], tabs: gr.Tabs) -> None:
+        """Lay out the tab and wire its buttons; `tabs` lead to the Playground."""
+        sidebar = [controls[name] for name in CONTROLS]
+        plan, run, stop = self._choices()
+        status = html_block(
+            self.forecast(
+                list(STARTING_LENGTHS),
+                list(STARTING_TEMPERATURES),
+                [prompt.kind for prompt in self.prompts],
+                STARTING_TOKENS,
+                1,
+                *(control.value for control in sidebar),
+            ),
+            elem_id="tune-status",
+        )
+        empty = html_block(_EMPTY, elem_id="tune-empty")
+        document = gr.JSON(label="Sweep document", visible=False)
+        results = Results()
+        gr.on(
+            [run.click],
+            self.run,
+            [*plan, *sidebar],
+            [status, document],
+            concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
+            **PRIVATE,
+        ).then(results.show, document, [empty, *results.outputs], **PRIVATE)
+        stop.click(self.stop, None, None, **QUIET)
+        changes = [control.change for control in (*plan, controls["method"], controls["precision"])]
+        gr.on(changes, self.forecast, [*plan, *sidebar], status, **QUIET)
+        results.connect(document)
+        results.use.click(
+            best_settings,
+            [document, results.temperature],
+            [controls["method"], controls["draft_length"], controls["temperature"], tabs],
+            **QUIET,
+        )
+        api(self.sweep, api_name="sweep", concurrency_limit=None)
+
+    def _choices(self) -> tuple[list[Any], gr.Button, gr.Button]:
+        kinds = [prompt.kind for prompt in self.prompts]
+        with gr.Row(elem_id="tune-row"):
+            lengths = gr.CheckboxGroup(
+                [(str(n), n) for n in LENGTHS],
+                value=list(STARTING_LENGTHS),
+                label="Draft lengths",
+                info="Tokens proposed before a pass checks them. Auto and plain are measured too.",
+                elem_id="tune-lengths",
+                min_width=300,
+                scale=4,
+            )
+            temperatures = gr.CheckboxGroup(
+                [(f"{t:g}", t) for t in TEMPERATURES],
+                value=list(STARTING_TEMPERATURES),
+                label="Temperatures",
+                info="0 is greedy.",
+                elem_id="tune-temperatures",
+                min_width=170,
+                scale=2,
+            )
+            prompts = gr.CheckboxGroup(
+                [(kind or "prompt", kind) for kind in kinds],
+                value=kinds,
+                label="Prompts",
+                info="A bundled one of each kind.",
+                elem_id="tune-kinds",
+                min_width=220,
+                scale=4,
+            )
+            with gr.Column(elem_id="tune-amount", min_width=200, scale=2), gr.Row():
+                tokens = gr.Number(STARTING_TOKENS, label="New tokens", info="Of each run.", step=16, min_width=80)
+                repeats = gr.Number(1, label="Repeats", info="Of each setting.", step=1, min_width=80)
+            with gr.Column(elem_id="tune-buttons", scale=0, min_width=104):
+                run = gr.Button("Run sweep", variant="primary", elem_id="tune-run")
+                stop = gr.Button("Stop", elem_id="tune-stop")
+        return [lengths, temperatures, prompts, tokens, repeats], run, stop
+
+
+def _status(event: Event) -> str:
+    """A line of words, with a bar where it is known how far it is."""
+    if event["e"] == "progress":
+        done, total = event["done"], event["total"]
+        bar = f"<progress max='{total}' value='{done}' aria-label='Progress of the sweep'></progress>"
+        count = f"{done} of {total} runs" if total > 1 else "Measuring"
+        return f"<div class='tune-line' data-kind='running'><p><b>{count}</b> {escape(event['text'])}</p>{bar}</div>"
+    kind = "error" if event["e"] == "error" else event["kind"]
+    role = "alert" if kind == "error" else "status"
+    return f"<div class='tune-line' data-kind='{kind}'><p role='{role}'>{escape(event['text'])}</p></div>"
+
+
+def _finished(document: dict[str, Any]) -> Event:
+    if not document["points"]:
+        return {"e": "status", "kind": "stopped", "text": "Stopped before anything was measured."}
+    if document["stopped"]:
+        return {"e": "status", "kind": "stopped", "text": "Stopped. What was measured until then is shown."}
+    speeds = ", ".join(
+        f"{row['plain']['median']:.0f} tokens/s at temperature {row['temperature']:g}"
+        for row in document["temperatures"]
+    )
+    return {"e": "status", "kind": "done", "text": f"Done. Plain decoding on the same prompts: {speeds}."}
+
+
+def _runs(lengths: Any, temperatures: Any, prompts: Any, repeats: float) -> float:
+    """Runs of a sweep, warm-up apart: each length, auto and plain."""
+    return (len(lengths) + 2) * len(temperatures) * len(prompts) * repeats if lengths else 0
+
+
+def _numbers(name: str, values: Any, whole: bool = False) -> list[float]:
+    try:
+        found = [float(value) for value in values]
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{name} must be a number.") from None
+    if any(not math.isfinite(n) or (whole and n != int(n)) for n in found):
+        raise UserError(f"{name} must be a {'whole ' if whole else ''}number.")
+    return found
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} minutes"
+
+
+_EMPTY = """<div class="tune-empty">
+<p>A sweep measures each draft length against plain decoding of the same target, on this machine, prompt by prompt.
+It answers:</p>
+<dl>
+<dt>How many tokens should the draft propose?</dt><dd>measured, beside what three formulas predict</dd>
+<dt>What does it cost to check them?</dt><dd>the time of a pass over 1 to 64 tokens</dd>
+<dt>Where does agreement break?</dt><dd>how often a draft stands up to each position</dd>
+</dl>
+<p>Then it recommends a setting, and writes the commands that use it in vLLM, SGLang, llama.cpp and transformers.</p>
+</div>"""

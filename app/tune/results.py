@@ -1,0 +1,285 @@
+"""What a sweep shows: the recommended setting, three charts with their readings, commands for other engines.
+
+The three charts of a sweep document (`core.measuring.sweep`), each for one question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.insides import QUIET, html_block
+from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
+from app.tune.production import Deployment, Recipe, placeholders, recipes
+from core.measuring.report import (
+    basis_at,
+    describe_alternative,
+    describe_document_costs,
+    describe_positions,
+    describe_prediction,
+    points_at,
+)
+from core.records import Settings
+
+ENGINES = ("vLLM", "SGLang", "llama.cpp", "transformers")
+Document = dict[str, Any]
+
+
+class Results:
+    """The components, hidden until there is something to show."""
+
+    def __init__(self) -> None:
+        with gr.Column(visible=False, elem_id="tune-results") as self.column:
+            with gr.Row(elem_id="tune-best"):
+                self.recommendation = html_block(elem_id="tune-recommendation")
+                with gr.Column(elem_id="tune-use", scale=0, min_width=230):
+                    self.temperature = gr.Radio(
+                        [],
+                        label="At temperature",
+                        info="Which of the measured temperatures is shown, and used.",
+                        elem_id="tune-shown",
+                    )
+                    with gr.Row():
+                        self.use = gr.Button("Use it", variant="primary", elem_id="tune-use-it", min_width=80)
+                        self.download = gr.Button("Download JSON", elem_id="tune-download", min_width=120)
+            with gr.Row(elem_id="tune-charts"):
+                self.plots, self.readings = zip(*(_chart(at, question) for at, question in enumerate(QUESTIONS)))
+            html_block("<h2>Take it to production</h2>", elem_id="tune-production")
+            self.hint = html_block(elem_id="tune-hint")
+            with gr.Tabs(elem_id="tune-engines"):
+                self.commands = [_engine(name) for name in ENGINES]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What `show` fills, after the empty state."""
+        return [self.column, self.temperature, *self._details()]
+
+    def _details(self) -> list[Any]:
+        return [self.recommendation, *self.plots, *self.readings, self.hint, *self.commands]
+
+    def show(self, document: Document | None) -> list[Any]:
+        """Put the results in place of the empty state; without any, all stays as it is."""
+        if not document or not document["points"]:
+            return [gr.skip()] * (1 + len(self.outputs))
+        temperatures = [row["temperature"] for row in document["temperatures"]]
+        chosen = document["settings"]["temperature"]
+        chosen = chosen if chosen in temperatures else temperatures[0]
+        choices = gr.update(choices=[(f"{t:g}", t) for t in temperatures], value=chosen)
+        return [gr.update(visible=False), gr.update(visible=True), choices, *details(document, chosen)]
+
+    def connect(self, document: gr.JSON) -> None:
+        """Choosing a temperature, downloading the document, copying a command."""
+        self.temperature.input(details, [document, self.temperature], self._details(), **QUIET)
+        self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
+
+
+def _chart(at: int, question: str) -> tuple[gr.Plot, gr.HTML]:
+    with gr.Column(elem_classes="tune-chart", min_width=320):
+        html_block(f"<h2>{escape(question)}</h2>", elem_id=f"tune-question-{at}")
+        return gr.Plot(show_label=False, elem_id=f"tune-plot-{at}"), html_block(elem_id=f"tune-reading-{at}")
+
+
+def _engine(engine: str) -> gr.HTML:
+    """A tab with an engine's command and notes, and the button that copies the command."""
+    name = engine.replace(".", "-").lower()
+    with gr.Tab(engine, id=f"engine-{name}"):
+        recipe = html_block(elem_id=f"recipe-{name}")
+        copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
+        copy.click(None, None, None, js=_COPY % name, **QUIET)
+    return recipe
+
+
+def details(document: Document | None, temperature: float | None) -> list[Any]:
+    """Recommendation, charts, readings and commands at one temperature."""
+    if not document or temperature is None:
+        return [gr.skip()] * (2 + 2 * len(QUESTIONS) + len(ENGINES))
+    deployment = _deployment(document, temperature)
+    made = recipes(deployment) if deployment else []
+    return [
+        _recommendation(document, temperature),
+        speedup_by_length(document, temperature),
+        cost_by_rows(document),
+        acceptance_by_depth(document, temperature),
+        _paragraph(describe_prediction(document, temperature)),
+        _paragraph(describe_document_costs(document)),
+        _paragraph(describe_positions(document, temperature)),
+        _paragraph(_hint(deployment)),
+        *(_recipe(recipe) for recipe in made or [Recipe(engine, "") for engine in ENGINES]),
+    ]
+
+
+def best_settings(document: Document | None, temperature: float | None) -> list[Any]:
+    """The recommended method, draft length and temperature for the sidebar, and the Playground to try them in."""
+    best = _best(document, temperature) if document else None
+    if not document or best is None:
+        return [gr.skip()] * 4
+    playground = gr.Tabs(selected="playground")
+    if best["recommended"] == "plain":
+        return ["plain", gr.skip(), temperature, playground]
+    return [document["settings"]["method"], best["recommended"], temperature, playground]
+
+
+def _best(document: Document, temperature: float | None) -> dict[str, Any] | None:
+    return next((best for best in document["best"] if best["temperature"] == temperature), None)
+
+
+def _deployment(document: Document, temperature: float) -> Deployment | None:
+    """What other engines are to run; None where no fixed length was measured."""
+    best = _best(document, temperature)
+    if best is None or best["draft_length"] is None:
+        return None
+    environment = document["environment"]
+    draft = environment.get("draft")
+    known = {name: value for name, value in document["settings"].items() if name in Settings.__dataclass_fields__}
+    return Deployment(
+        settings=replace(Settings(**known), temperature=temperature),
+        length=best["draft_length"],
+        precision=environment["target"]["precision"],
+        draft_precision=draft["precision"] if draft else None,
+        same_tokens=document["same_tokens"],
+        exit_layer=document["exit_layer"],
+    )
+
+
+def _recommendation(document: Document, temperature: float) -> str:
+    best = _best(document, temperature)
+    if best is None:
+        return ""
+    recommended = best["recommended"]
+    ratio = best["auto_ratio_to_plain"] if recommended == "auto" else best["ratio_to_plain"]
+    head = "Plain decoding" if recommended == "plain" else f"Draft length {recommended}"
+    gain = "" if recommended == "plain" else f" <small>{ratio:.2f}× plain</small>"
+    return (
+        f"<p>Recommended at temperature {temperature:g}</p><p class='tune-head'>{head}{gain}</p>"
+        f"{_paragraph(describe_alternative(document, temperature))}"
+    )
+
+
+def _hint(deployment: Deployment | None) -> str:
+    if deployment is None:
+        return "No fixed draft length was measured, so there is none to take along."
+    length = f"Draft length {deployment.length}, the best fixed one here, in each engine."
+    return " ".join(filter(None, (length, placeholders(deployment), "Sampling settings go with each request.")))
+
+
+def _recipe(recipe: Recipe) -> str:
+    notes = "".join(f"<li>{escape(note)}</li>" for note in recipe.notes)
+    command = ""
+    if recipe.command:
+        label = f"Command for {recipe.engine}"
+        command = f"<pre tabindex='0' role='region' aria-label='{label}'><code>{escape(recipe.command)}</code></pre>"
+    return f"{command}<ul class='tune-notes'>{notes}</ul>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+_COPY = """() => {
+  const code = document.querySelector("#recipe-%s code");
+  const detail = { copy: code?.textContent, say: "The command is copied." };
+  if (code) document.dispatchEvent(new CustomEvent("take-away", { detail }));
+}"""
+
+_DOWNLOAD = """(sweep) => {
+  const file = { name: "sweep.json", type: "application/json", text: JSON.stringify(sweep) };
+  const detail = { ...file, say: "sweep.json is saved." };
+  document.dispatchEvent(new CustomEvent("take-away", { detail }));
+}"""
+
+QUESTIONS = (
+    "How many tokens should the draft propose here?",
+    "What does it cost to verify n tokens?",
+    "Where in the draft does agreement break?",
+)
+MEASURED = SERIES[0]
+PREDICTED = {
+    "honest": ("predicted", SERIES[1]),
+    "leviathan": ("Leviathan", SERIES[2]),
+    "rule_of_thumb": ("rule of thumb", SERIES[3]),
+}
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def speedup_by_length(document: dict[str, Any], temperature: float) -> Chart:
+    """Measured speed-up with its spread at every fixed length, and what three formulas predict."""
+    points = points_at(document, temperature)
+    fixed = [point for point in points if point["draft_length"] != "auto"]
+    lengths = [point["draft_length"] for point in fixed]
+    chart = figure("draft length (tokens)", "speed-up over plain decoding (×)", f"draft-length-t{temperature:g}", 340)
+    ratios = [point["ratio_to_plain"] for point in fixed]
+    add_line(
+        chart,
+        "measured",
+        lengths,
+        [ratio["median"] for ratio in ratios],
+        MEASURED,
+        [(ratio["min"], ratio["max"]) for ratio in ratios],
+        "×",
+    )
+    chart.update_traces(line_width=3, marker_size=9, selector={"name": "measured"})
+    for key, (name, style) in PREDICTED.items():
+        known = [point for point in fixed if point["predicted"]]
+        x = [point["draft_length"] for point in known]
+        add_line(chart, name, x, [point["predicted"][key] for point in known], style, unit="×")
+    if auto := next((point for point in points if point["draft_length"] == "auto"), None):
+        _add_level(chart, "auto", lengths, auto["ratio_to_plain"]["median"], Style(COLOURS["accent"], dash="longdash"))
+    _add_level(chart, "plain", lengths, 1.0, Style(COLOURS["plain"], dash="dot"))
+    chart.update_xaxes(tickmode="array", tickvals=lengths)
+    chart.update_yaxes(range=[0, _top(fixed)])
+    return chart
+
+
+def _top(points: list[dict[str, Any]]) -> float:
+    """Where the axis ends: one run that was disturbed must not flatten all others; pointing at it tells its value."""
+    ratios = [point["ratio_to_plain"] for point in points]
+    middle = [ratio["median"] for ratio in ratios]
+    middle += [value for point in points for value in (point["predicted"] or {}).values()]
+    return 1.05 * max(1.0, min(max(ratio["max"] for ratio in ratios), 1.5 * max(middle)), *middle)
+
+
+def cost_by_rows(document: dict[str, Any]) -> Chart:
+    """The verification cost curve between what would be free and what would gain nothing; both axes by doublings."""
+    costs = {int(n): seconds for n, seconds in document["costs"].items()}
+    rows = sorted(costs)
+    ticks = [n for n in ROWS if n <= rows[-1]]
+    chart = figure("tokens in one pass", "time of the pass (× one token)", "verification-cost", 340)
+    add_line(chart, "measured", rows, [costs[n] / costs[1] for n in rows], MEASURED, unit="×")
+    add_line(chart, "one by one", ticks, ticks, Style(COLOURS["plain"], dash="dot"), unit="×", digits=0)
+    chart.update_traces(mode="lines", selector={"name": "one by one"})
+    _add_level(chart, "free", ticks, 1.0, Style(COLOURS["accepted"], dash="dash"))
+    chart.data[0].customdata = [costs[n] * 1000 for n in rows]  # type: ignore[index]
+    chart.data[0].hovertemplate = "measured: %{y:.2f}×, %{customdata:.2f} ms<extra></extra>"  # type: ignore[index]
+    scale = {"type": "log", "dtick": None, "tickmode": "array", "tickvals": ticks, "ticktext": [str(n) for n in ticks]}
+    chart.update_xaxes(**scale)
+    chart.update_yaxes(**scale, rangemode="normal")
+    return chart
+
+
+def acceptance_by_depth(document: dict[str, Any], temperature: float) -> Chart:
+    """How often a draft stands up to each position, and what equally good tokens would give."""
+    basis = basis_at(document, temperature)
+    reached, alpha = basis["accepted_by_position"], basis["acceptance_rate"]
+    positions = list(range(1, len(reached) + 1))
+    chart = figure(
+        "position in the draft", "rounds in which the draft stands so far (%)", f"positions-t{temperature:g}", 340
+    )
+    labels = [f"{share:.0%}" for share in reached]
+    add_bars(chart, "measured", positions, [100 * a for a in reached], Style(COLOURS["accepted"]), labels)
+    if alpha is not None:
+        equal = [100 * alpha**i for i in positions]
+        style = Style(COLOURS["accent"], "diamond", "dash")
+        add_line(chart, f"if every token stood in {alpha:.0%}", positions, equal, style, unit="%", digits=0)
+    chart.update_layout(bargap=0.35)
+    chart.update_xaxes(dtick=1)
+    chart.update_yaxes(range=[0, 108], tickvals=[0, 25, 50, 75, 100])
+    return chart
+
+
+def _add_level(chart: Chart, name: str, x: list[int], y: float, style: Style) -> None:
+    """A horizontal line that the series are read against."""
+    add_line(chart, name, x, [y] * len(x), style, unit="×")
+    chart.update_traces(mode="lines", line_width=1.5, selector={"name": name})

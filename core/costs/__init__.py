@@ -1,0 +1,186 @@
+"""What a pass over n tokens costs on this machine: measured after loading; the adaptive draft length rests on it.
+
+What it costs to check n tokens in one pass, in words.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from core.clock import synchronise
+from core.runners import Runner
+
+MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
+REPEATS = 5
+CONTEXT = 128
+"""Tokens in the cache while passes are timed."""
+CHAIN = 3
+"""How many passes of a draft are timed behind its first."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured seconds of a pass over n tokens, interpolated between the measured n and continued linearly.
+
+    `following`, of a draft: seconds of a pass over one token right behind another of its own.
+    """
+
+    seconds: dict[int, float]
+    following: float | None = None
+
+    def __call__(self, n: int) -> float:
+        known = sorted(self.seconds)
+        if n in self.seconds:
+            return self.seconds[n]
+        right = min(max(bisect_left(known, n), 1), len(known) - 1)
+        low, high = known[right - 1], known[right]
+        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
+        return self.seconds[low] + slope * (n - low)
+
+    @classmethod
+    def from_dict(cls, costs: Mapping[str, float], following: float | None = None) -> CostTable:
+        return cls({int(n): seconds for n, seconds in costs.items()}, following)
+
+    def to_dict(self) -> dict[str, float]:
+        return {str(n): s for n, s in sorted(self.seconds.items())}
+
+
+def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
+    """Passes of one model, each behind another of its own."""
+    samples: dict[int, list[float]] = {n: [] for n in lengths}
+    _read(runner, context)
+    for n in _in_turn(repeats, lengths):
+        samples[n].append(_time_from(runner, n, context))
+    return CostTable(_medians(samples))
+
+
+def time_rounds(
+    target: Runner, draft: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS
+) -> tuple[CostTable, CostTable]:
+    """Passes of a target and its draft where they stand in decoding. The target's over one token is a plain step and
+    comes behind another of its own; over more it verifies, behind a chain of the draft's, whose first comes behind it.
+
+    Each pushes the other out of the processor's caches: timed alone, a small draft looks a third cheaper than it is.
+    """
+    verify: dict[int, list[float]] = {n: [] for n in lengths}
+    first: dict[int, list[float]] = {n: [] for n in lengths}
+    following: list[float] = []
+    _read(target, context)
+    _read(draft, context)
+    for n in _in_turn(repeats, lengths):
+        first[n].append(_time(draft, n, rows=1))
+        following.append(_time(draft, 1, CHAIN) / CHAIN)
+        verify[n].append(_time_from(target, n, context))
+        draft.truncate(context)
+    return CostTable(_medians(verify)), CostTable(_medians(first), median(following[len(lengths) :]))
+
+
+def median_table(tables: Sequence[CostTable]) -> CostTable:
+    """Length by length the median of tables of the same lengths."""
+    following = [table.following for table in tables if table.following is not None]
+    seconds = {n: median(table.seconds[n] for table in tables) for n in tables[0].seconds}
+    return CostTable(seconds, median(following) if following else None)
+
+
+def _read(runner: Runner, context: int) -> None:
+    runner.feed(_ids(runner, context), rows=1)
+
+
+def _ids(runner: Runner, n: int) -> Tensor:
+    return torch.ones(n, dtype=torch.long, device=runner.device)
+
+
+def _time(runner: Runner, n: int, passes: int = 1, rows: int | None = None) -> float:
+    ids = _ids(runner, n)
+    synchronise(runner.device)
+    start = time.perf_counter()
+    for _ in range(passes):
+        runner.feed(ids, rows=rows)
+    synchronise(runner.device)
+    return time.perf_counter() - start
+
+
+def _time_from(runner: Runner, n: int, context: int) -> float:
+    """A pass over n tokens behind `context`; that over one behind its like, as a plain step is."""
+    if n == 1:
+        runner.feed(_ids(runner, 1))
+        runner.truncate(context)
+    seconds = _time(runner, n)
+    runner.truncate(context)
+    return seconds
+
+
+def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:
+    """One after the other and all over again, so that a slow moment hits all alike; the first time is warm-up."""
+    return [*lengths] * (repeats + 1)
+
+
+def _medians(samples: dict[int, list[float]]) -> dict[int, float]:
+    return {n: median(found[1:]) for n, found in samples.items()}
+
+
+CURVE = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 32, 48, 64)
+"""Each row up to 9 and around 12 and 16, where kernels that work on 4, 8 or 16 rows at a time take a step; then as
+far as the rows of a batch."""
+BATCH, DRAFT = 16, 3
+"""The batch the reading speaks of: 16 texts at once, 3 drafted tokens each, make the curve's 64 rows."""
+
+
+def describe_costs(seconds: Mapping[int, float]) -> str:
+    """The verification cost curve in two to four sentences; `seconds` of a pass by its number of tokens, with 1."""
+    ratio = {n: s / seconds[1] for n, s in sorted(seconds.items())}
+    sentences = [_small(ratio), _step(ratio), _batch(ratio)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _small(ratio: Mapping[int, float]) -> str:
+    """What a draft of ordinary length costs to check."""
+    n = max(n for n in ratio if n <= 8)
+    if n == 1:
+        return "Only a pass over one token was measured."
+    each = (ratio[n] - 1) / (n - 1)
+    if ratio[n] < 1.25:
+        verdict = "nearly free"
+    elif ratio[n] < 2:
+        verdict = "cheap"
+    elif each < 0.5:
+        verdict = f"each further token costs {each:.2f} of a pass, so acceptance has to pay for it"
+    elif ratio[n] < 0.9 * n:
+        verdict = f"dear: each further token costs {each:.2f} of a pass"
+    else:
+        verdict = "no cheaper than one after the other, so speculation cannot win"
+    return f"Checking {n} tokens costs {ratio[n]:.1f}× one: {verdict}."
+
+
+def _step(ratio: Mapping[int, float]) -> str | None:
+    """The steepest step at the lengths people draft, where it stands out from the rest of the curve."""
+    steps = {n: ratio[n] - ratio[n - 1] for n in ratio if 2 < n <= 9 and n - 1 in ratio}
+    if not steps:
+        return None
+    at = max(steps, key=lambda n: steps[n])
+    longest = max(ratio)
+    typical = (ratio[longest] - 1) / (longest - 1)
+    if steps[at] < 0.15 or steps[at] < 2.5 * typical:
+        return None
+    return f"It climbs in steps, the highest from {at - 1} to {at}: {ratio[at - 1]:.1f}× to {ratio[at]:.1f}×."
+
+
+def _batch(ratio: Mapping[int, float]) -> str | None:
+    """Why a server with many texts at once gains less: its passes are wide before anything is drafted."""
+    rows = BATCH * (DRAFT + 1)
+    if rows not in ratio or BATCH not in ratio:
+        return None
+    wider = ratio[rows] / ratio[BATCH]
+    most = (DRAFT + 1) / wider
+    left = "nothing is left to gain" if most < 1.1 else f"at most {most:.1f}× is left to gain"
+    return (
+        f"A pass over {rows} costs {ratio[rows]:.1f}× one: with {BATCH} texts at once and {DRAFT} drafted tokens each, "
+        f"{wider:.1f}× the time of plain decoding for at most {DRAFT + 1}× the tokens, so {left}."
+    )

@@ -1,1 +1,0 @@
-"""From a model's name to files on this machine."""

@@ -1,0 +1,194 @@
+"""The decoding loop: draft, verify with one target pass, accept or correct, roll back.
+
+`speculative` and `plain` are generators of rounds over runners; a `Lane` is one run in progress with everything it
+leased; `race` steps lanes fairly by engine time. Clocks see engine work only: turning ids into text, and whatever the
+caller does between rounds, is outside.
+
+Where a run happened: device, versions, models. Part of every document, so that figures can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from core.decoding import plain, speculative
+from core.drafting import Drafter
+from core.drafting.build import build_drafter
+from core.errors import UserError, out_of_memory, release_memory
+from core.loading.geometry import describe_geometry
+from core.loading.model import Model, use_threads
+from core.loading.pair import Pair
+from core.progress import Stop, never
+from core.records import Round, Run, Settings
+from core.sampling import Sampling
+from core.text import Detokenizer, encode_prompt
+
+
+@dataclass
+class Lane:
+    """One run in progress, with the runners it leased; `close` gives them back."""
+
+    run: Run
+    _rounds: Iterator[Round]
+    _resources: ExitStack
+    pair: Pair
+    seconds: float = 0.0
+    """Engine time so far, prefill included: what the race is scheduled by."""
+
+    def step(self) -> Round | None:
+        """Advance by one round (the first time also the prefill); None at the end."""
+        use_threads(self.pair.target.threads)
+        try:
+            round_ = next(self._rounds, None)
+            exhausted = False
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            exhausted = True
+        if exhausted:  # outside the handler: the error's own frames held the tensors of the failed pass
+            self._free()
+            raise UserError(
+                f"The memory of this device ran out {self._where()}; shorten the prompt, ask for fewer new tokens, "
+                "or load the models in a smaller precision."
+            )
+        if round_ is not None:
+            if not self.seconds:
+                self.seconds = self.run.prefill_seconds + self.run.draft_prefill_seconds
+            self.seconds += round_.seconds
+        return round_
+
+    def close(self) -> None:
+        """End the run where it stands and release what it holds; harmless when it has ended."""
+        if self.run.stop_reason is None:
+            self.run.stop_reason = "cancelled"
+        self._rounds.close()  # type: ignore[attr-defined]
+        self._resources.close()
+
+    def _where(self) -> str:
+        written = len(self.run.token_ids)
+        return f"after {written:,} new tokens" if written else f"while reading {len(self.run.prompt_ids):,} tokens"
+
+    def _free(self) -> None:
+        """Give back the caches of this run and those kept for later ones."""
+        self.close()
+        for model in (self.pair.target, self.pair.draft):
+            if model:
+                model.drop_idle()
+        release_memory()
+
+
+def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, tops: int = 0) -> Lane:
+    """Check the settings, lease runners, and set up a run; nothing is computed before its first step.
+
+    Raises UserError where prompt, settings and pair do not go together.
+    """
+    prompt_ids = encode_prompt(pair.target, prompt, settings)
+    check_settings(pair.target, prompt_ids, settings)
+    run = Run(settings, describe_environment(pair.target, pair.draft), prompt, prompt_ids)
+    text = Detokenizer(pair.target.tokenizer, prompt_ids)
+    stop_ids = frozenset() if settings.ignore_eos else pair.target.stop_ids
+    with ExitStack() as resources:
+        target = resources.enter_context(pair.target.lease())
+        if settings.method == "plain":
+            rounds = plain(target, run, text, stop_ids=stop_ids, stop=stop, tops=tops)
+        else:
+            drafter, length = build_drafter(pair, target, settings, resources)
+            run.environment["drafter"] = describe_drafter(drafter, pair.translation is not None)
+            rounds = speculative(target, drafter, run, text, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
+        return Lane(run, rounds, resources.pop_all(), pair)
+
+
+def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> None:
+    """One sentence for whatever the engine cannot do with these settings."""
+    Sampling.of(settings)
+    new, limit = settings.max_new_tokens, target.context_length
+    if new < 1:
+        raise UserError(f"The number of new tokens must be at least 1, not {new}.")
+    if len(prompt_ids) >= limit:
+        raise UserError(
+            f"The prompt has {len(prompt_ids):,} tokens, {len(prompt_ids) - limit + 1:,} more than fit before at least "
+            f"one new token in the context of {target.name} ({limit:,}); shorten it."
+        )
+    if len(prompt_ids) + new > limit:
+        raise UserError(
+            f"The prompt ({len(prompt_ids):,} tokens) and {new:,} new tokens make {len(prompt_ids) + new:,}, past the "
+            f"context of {target.name} ({limit:,}); ask for at most {limit - len(prompt_ids):,} new tokens."
+        )
+
+
+def race(lanes: Sequence[Lane]) -> Iterator[tuple[int, Round]]:
+    """Step lanes on a shared device: next is the lane with the least engine time, prefill included.
+
+    Every lane then shows at any moment how far it would have come in the same time on a device of its own. Yields the
+    lane's index and its round; closes all lanes at the end, also when the caller goes away.
+    """
+    going = list(range(len(lanes)))
+    try:
+        while going:
+            index = min(going, key=lambda i: (lanes[i].seconds, i))
+            round_ = lanes[index].step()
+            if round_ is None:
+                going.remove(index)
+            else:
+                yield index, round_
+    finally:
+        for lane in lanes:
+            lane.close()
+
+
+def describe_environment(target: Model, draft: Model | None) -> dict[str, Any]:
+    """Facts of the machine and of the loaded models; no names of users, hosts or folders beyond what was asked for."""
+    return {
+        "device": target.device.type,
+        "device_name": device_name(target.device),
+        "threads": target.threads,
+        "versions": {name: found for name in ("torch", "transformers", "bitsandbytes") if (found := _version(name))},
+        "python": platform.python_version(),
+        "target": _describe_model(target),
+        "draft": _describe_model(draft) if draft else None,
+    }
+
+
+def describe_drafter(drafter: Drafter, translated: bool) -> dict[str, Any]:
+    """What of a run's drafter its settings do not tell: the exit layer that was chosen, and whether a draft model
+    counts in tokens of its own."""
+    return {"exit_layer": getattr(getattr(drafter, "runner", None), "layers", None), "translated": translated}
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{os.cpu_count()} CPU cores" if device.type == "cpu" else device.type
+
+
+def _describe_model(model: Model) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "architecture": type(model.network).__name__,
+        "precision": model.precision,
+        "runner": model.runner_kind,
+        "layers": model.layers,
+        "parameters": model.parameter_count(),
+        "weight_bytes": model.weight_bytes(),
+        "vocab_size": model.vocab_size,
+        "context_length": model.context_length,
+        "costs": model.costs.to_dict() if model.costs else None,
+        "following": model.costs.following if model.costs else None,
+        "notes": model.notes,
+        "geometry": geometry.to_dict() if (geometry := describe_geometry(model)) else None,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,288 @@
+"""Id or folder -> Model on a device, in the precision asked for. Safetensors only, never code from a repository."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging as transformers_logging
+
+from core.costs import CostTable
+from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
+from core.loading import memory
+from core.loading.hub import fetch
+from core.loading.model import Model
+from core.loading.pair import Pair, same_tokens, translate
+from core.loading.precision import POCKET, Format, choose_format, quantisation_of
+from core.loading.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
+from core.progress import Progress, Stop, in_bytes, never, silent
+from core.records import POCKET_NAME, PRECISIONS, Settings
+
+MakeRoom = Callable[[int], None]
+"""Asked to free so many bytes on the device, if it can."""
+
+transformers_logging.disable_progress_bar()  # progress is ours to show
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # tells of a kernel it does without
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on this machine, ready to be loaded; `bytes` is what its weights will take in memory."""
+
+    label: str
+    folder: Path
+    config: Any
+    format: Format
+    bytes: int
+
+
+def load_pair(
+    settings: Settings,
+    progress: Progress = silent,
+    stop: Stop = never,
+    make_room: MakeRoom = lambda lacking: None,
+    costs: Mapping[str, CostTable] | None = None,
+    dynamic: str | None = None,
+) -> Pair:
+    """The target and, where one is named, the draft of these settings; with no target, the bundled pair.
+
+    `costs` are tables measured before, by role ("target", "draft"); `dynamic` is the reason, where there is one, why
+    transformers' own forward is to be used whatever else could be.
+
+    Downloads what is missing, reads what it will take, and only then, after `make_room` where memory is short,
+    allocates anything. Raises UserError with one sentence for whatever a person can mend, and Cancelled after `stop`.
+    """
+    device = resolve_device(settings.device)
+    target_name, draft_name, draft_precision = names_of(settings)
+    sources = [read_source(target_name, device, settings.precision, settings.revision, "target", progress, stop)]
+    if draft_name is not None:
+        sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
+    placement = _find_room(sources, device, make_room)
+    try:
+        models = _load_sources(sources, device, placement, progress, stop)
+        return _ready(models, progress, stop, costs or {}, dynamic)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    release_memory()  # outside the handler: the error's own frames held what had been allocated
+    raise UserError(_no_room(sources, device))
+
+
+def fetch_pair(settings: Settings, progress: Progress = silent, stop: Stop = never) -> None:
+    """Bring the files of both models to this machine; loading then needs no network. The same errors as `load_pair`."""
+    target, draft, _ = names_of(settings)
+    for name, revision in ((target, settings.revision), (draft, None)):
+        if name not in (None, POCKET_NAME):
+            fetch(name, revision, progress, stop)
+
+
+def names_of(settings: Settings) -> tuple[str, str | None, str]:
+    """Target, draft and the draft's precision that settings mean."""
+    draft_precision = settings.precision if settings.draft_precision == "auto" else settings.draft_precision
+    if settings.target is None:
+        return POCKET_NAME, settings.draft or POCKET_NAME, draft_precision
+    return settings.target, settings.draft, draft_precision
+
+
+def load_model(
+    name: str,
+    device: torch.device,
+    precision: str = "auto",
+    revision: str | None = None,
+    role: str = "target",
+    progress: Progress = silent,
+) -> Model:
+    """Load one model on one device. Raises UserError with one sentence for whatever a person can mend."""
+    return _load(read_source(name, device, precision, revision, role, progress), device, "one", progress)
+
+
+def read_source(
+    name: str,
+    device: torch.device,
+    precision: str,
+    revision: str | None,
+    role: str,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> Source:
+    """Download a model where it is not on this machine, and decide how to load it. Allocates nothing."""
+    if precision not in PRECISIONS:
+        raise UserError(f"There is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    bundled = name == POCKET_NAME
+    label = f"{POCKET_NAME} {role}" if bundled else name
+    folder = POCKET / role if bundled else fetch(name, revision, progress, stop)
+    with _in_one_sentence(label):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        refuse_unsupported(config, label)
+        format_ = choose_format(precision, device, quantisation_of(config), bundled)
+        return Source(label, folder, config, format_, _bytes_in_memory(folder, config, device, format_))
+
+
+def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: Format) -> int:
+    """What the weights of a folder take: counted from the config, or as they were saved where they stay so."""
+    if format_.taken_as_saved and format_.precision != "nf4":
+        return sum(tensor_bytes(folder).values())
+    layout = None
+    if format_.precision == "nf4":
+        saved = quantisation_of(config) or {}
+        kept = saved.get("llm_int8_skip_modules")
+        layout = memory.NF4(
+            saved.get("bnb_4bit_use_double_quant", not saved), packed_for_cpu(device), tuple(kept) if kept else None
+        )
+    return memory.weights(memory.skeleton(config), format_.dtype, layout).total
+
+
+def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeRoom) -> Placement:
+    """Where the models go; UserError where they do not fit, also after `make_room`."""
+    needed = sum(source.bytes for source in sources)
+    free = free_by_device(device)
+    if not free or (placement := placed(needed, free)):
+        return placement if free else "one"
+    make_room(needed - max(free))
+    release_memory()
+    placement = placed(needed, free_by_device(device))
+    if placement is None:
+        raise UserError(_no_room(sources, device))
+    return placement
+
+
+def free_by_device(device: torch.device) -> list[int]:
+    """Free bytes of the device, and on CUDA of the other GPUs after it; empty where the system does not tell."""
+    devices = [device]
+    if device.type == "cuda":
+        first = device.index or 0
+        others = [i for i in range(torch.cuda.device_count()) if i != first]
+        devices = [torch.device("cuda", i) for i in (first, *others)]
+    return [free for each in devices if (free := memory.free_memory(each).free) is not None]
+
+
+def _no_room(sources: Sequence[Source], device: torch.device) -> str:
+    names = " and ".join(f"{source.label} ({source.format.precision})" for source in sources)
+    needed, free = sum(source.bytes for source in sources), sum(free_by_device(device))
+    where = {"cuda": "the GPU", "mps": "the Apple GPU"}.get(device.type, "this machine")
+    need = "needs" if len(sources) == 1 else "need"
+    return (
+        f"{names} {need} {in_bytes(needed)} of memory for weights alone, and {in_bytes(free)} are free on {where}; "
+        "choose a smaller precision or a smaller pair, or free some memory."
+    )
+
+
+def _load_sources(
+    sources: Sequence[Source], device: torch.device, placement: Placement, progress: Progress, stop: Stop
+) -> list[Model]:
+    models: list[Model] = []
+    for source in sources:
+        if stop():
+            raise Cancelled
+        models.append(_load(source, device, placement, progress))
+    return models
+
+
+def _ready(
+    models: Sequence[Model], progress: Progress, stop: Stop, costs: Mapping[str, CostTable], dynamic: str | None
+) -> Pair:
+    """The pair, with what has to be known of it before a run: threads, costs of a pass, translation of tokens."""
+    target, draft = models[0], models[1] if len(models) > 1 else None
+    for model in models:
+        if dynamic:
+            model.fall_back(dynamic)
+    target.choose_threads()
+    translation = None if draft is None or same_tokens(target, draft) else translate(target, draft)
+    pair = Pair(target, draft, translation)
+    for role, model in zip(("target", "draft"), models):
+        model.costs = costs.get(role)
+    if stop():
+        raise Cancelled
+    if any(model.costs is None for model in models):
+        progress("Measuring what a pass costs here")
+        pair.measure_costs()
+    return pair
+
+
+def _load(source: Source, device: torch.device, placement: Placement, progress: Progress) -> Model:
+    label, folder, config = source.label, source.folder, source.config
+    with _in_one_sentence(label, source.format):
+        network: Any = load_network(folder, label, config, device, source.format, placement, progress)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    network.eval().requires_grad_(False)
+    return Model(
+        name=label,
+        network=network,
+        tokenizer=tokenizer,
+        precision=source.format.precision,
+        stop_ids=_stop_ids(folder, tokenizer, config),
+        context_length=getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 2048,
+        vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
+        notes=list(source.format.notes),
+    )
+
+
+@contextmanager
+def _in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None]:
+    """What the libraries raise about a model, as a sentence that names it. Running out of memory stays what it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise UserError(f"{label} cannot be read: {first_line(error)}") from error
+    except ImportError as error:
+        if format_ is None or not format_.taken_as_saved:
+            raise UserError(f"{label} cannot be loaded: {first_line(error)}") from error
+        raise UserError(
+            f"{label} was quantised with {format_.precision}, which needs a package that is not installed here: "
+            f"{first_line(error)} Install it, or choose the checkpoint that is not quantised."
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        raise UserError(f"{label} cannot be loaded: {first_line(error)}") from error
+
+
+def resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device not in ("cpu", "cuda", "mps"):
+        raise UserError(f"There is no device {device!r}; choose auto, cpu, cuda or mps.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("No CUDA device is available to this PyTorch; use --device cpu or auto.")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError("No Apple GPU is available to this PyTorch; use --device cpu or auto.")
+    return torch.device(device)
+
+
+def refuse_unsupported(config: Any, name: str) -> None:
+    """Speculation takes tokens back, so every layer's cache must be able to forget its newest entries exactly."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{name} is an encoder-decoder model; speculative decoding here needs a decoder-only one.")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UserError(f"{name} is a {config.model_type} model, which is not one that generates text from text.")
+    layers = DynamicCache(config=config).layers
+    kinds = {type(layer) for layer in layers} - {DynamicLayer, DynamicSlidingWindowLayer}
+    stateful = getattr(AutoModelForCausalLM._model_mapping[type(config)], "_is_stateful", False)
+    if kinds or stateful:
+        raise UserError(
+            f"{name} ({config.model_type}) keeps a running state instead of one cache entry per token (recurrent or "
+            "linear attention), and a state cannot be rolled back when a draft is rejected; choose a model whose "
+            "layers all use attention."
+        )
+
+
+def _stop_ids(folder: Path, tokenizer: Any, config: Any) -> frozenset[int]:
+    """End-of-sequence ids of the generation config (one or several), the config and the tokenizer."""
+    saved = (
+        GenerationConfig.from_pretrained(folder).eos_token_id if (folder / "generation_config.json").is_file() else None
+    )
+    found: set[int] = set()
+    for ids in (saved, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return frozenset(found)

@@ -1,0 +1,187 @@
+"""Model: weights and tokenizer on a device, loaded once, shared by lanes and visitors.
+
+How many CPU threads a model is run with.
+
+Threads meet at the end of every operation. If another program holds one core for a moment, all wait for it, and a pass
+of a small model becomes tens of times slower; so more threads must earn their place by a clear gain.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import nn
+
+from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_passes
+from core.runners.dynamic import DynamicRunner
+from core.runners.fused import FusedNetwork, FusedRunner, why_not
+from core.runners.graph import GraphRunner
+from core.runners.graph import why_not as why_not_graph
+
+AnyRunner = DynamicRunner | FusedRunner | GraphRunner
+
+
+@dataclass
+class Model:
+    """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner."""
+
+    name: str
+    network: nn.Module
+    tokenizer: Any
+    precision: str
+    stop_ids: frozenset[int]
+    context_length: int
+    vocab_size: int
+    costs: CostTable | None = None
+    exit_layer: int | None = None
+    threads: int = field(default_factory=torch.get_num_threads)
+    notes: list[str] = field(default_factory=list)
+    _idle: list[AnyRunner] = field(default_factory=list, repr=False)
+    _lock: Any = field(default_factory=Lock, repr=False)
+    _fused: FusedNetwork | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Choose the kind of runner: on a CPU the fused forward, on CUDA captured passes, where they apply; else
+        transformers' own forward, with the reason."""
+        on_cpu = self.device.type == "cpu"
+        if reason := (why_not if on_cpu else why_not_graph)(self.network):
+            self.fall_back(reason)
+            return
+        self.runner_kind = FusedRunner.kind if on_cpu else GraphRunner.kind
+        self._fused = FusedNetwork(self.network) if on_cpu else None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def config(self) -> Any:
+        return self.network.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+
+    @property
+    def layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @contextmanager
+    def lease(self) -> Iterator[AnyRunner]:
+        """A runner with an empty cache, from a small pool; back in the pool when the block ends."""
+        with self._lock:
+            runner = self._idle.pop() if self._idle else None
+        runner = runner or self._new_runner()
+        try:
+            yield runner
+        finally:
+            runner.reset()
+            if isinstance(runner, GraphRunner) and runner.failure:
+                self.fall_back(runner.failure)
+            with self._lock:
+                if len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
+                    self._idle.append(runner)
+
+    def fall_back(self, reason: str) -> None:
+        """From the next lease on, transformers' own forward."""
+        self.runner_kind = f"{DynamicRunner.kind} ({reason})"
+        self._fused = None
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Forget the runners kept for later, and with them the memory of their caches."""
+        with self._lock:
+            self._idle.clear()
+
+    def _new_runner(self) -> AnyRunner:
+        if self._fused:
+            return FusedRunner(self._fused, self.vocab_size)
+        if self.runner_kind == GraphRunner.kind:
+            return GraphRunner(self.network, self.vocab_size, limit=self.context_length)
+        return DynamicRunner(self.network, self.vocab_size)
+
+    def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers as they lie in memory (packed 4-bit weights count packed), ties once."""
+        tensors = {t.data_ptr(): t for t in (*self.network.parameters(), *self.network.buffers())}
+        extra = sum(quantisation_bytes(p) for p in self.network.parameters())
+        return sum(t.numel() * t.element_size() for t in tensors.values()) + extra
+
+    def parameter_count(self) -> int:
+        """Parameters of the model as published: a packed 4-bit weight counts two per byte, ties once."""
+        return sum(
+            p.numel() * 2 if getattr(p, "quant_state", None) is not None else p.numel()
+            for p in {id(p): p for p in self.network.parameters()}.values()
+        )
+
+    def choose_threads(self) -> int:
+        """On a CPU: as many threads as a pass over a few tokens gains from; what all its runs then use."""
+        if self.device.type == "cpu":
+            ids = torch.ones(4, dtype=torch.long)
+            with self.lease() as runner:
+
+                def one_pass() -> None:
+                    runner.truncate(0)
+                    runner.feed(ids)
+
+                self.threads = fastest_threads(one_pass)
+        return self.threads
+
+    def measure_costs(self) -> CostTable:
+        """What passes over n = 1 … 16 tokens cost; measured once."""
+        if self.costs is None:
+            self.costs = self.time_passes()
+        return self.costs
+
+    def time_passes(self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
+        """The same, measured now."""
+        with self.lease() as runner:
+            return time_passes(runner, self.short_context(lengths), repeats, lengths)
+
+    def short_context(self, lengths: Sequence[int]) -> int:
+        """How many tokens lie before passes that are timed."""
+        return max(1, min(CONTEXT, self.context_length - max(lengths) - CHAIN))
+
+
+def quantisation_bytes(parameter: nn.Parameter) -> int:
+    """Scales of a bitsandbytes 4-bit weight, which live beside the parameter."""
+    state = getattr(parameter, "quant_state", None)
+    found = 0
+    while state is not None:
+        found += sum(t.numel() * t.element_size() for t in (state.absmax, state.code) if t is not None)
+        state = getattr(state, "state2", None)
+    return found
+
+
+WORTH_IT = 1.3
+
+
+def fastest_threads(work: Callable[[], object], repeats: int = 7) -> int:
+    """One thread, unless all of them do `work` at least 1.3 times as fast; OMP_NUM_THREADS decides where it is set."""
+    most = torch.get_num_threads()
+    if os.environ.get("OMP_NUM_THREADS") or most == 1:
+        return most
+    seconds = {n: _time(work, n, repeats) for n in (1, most)}
+    best = most if seconds[1] > WORTH_IT * seconds[most] else 1
+    torch.set_num_threads(best)
+    return best
+
+
+def use_threads(count: int) -> None:
+    """Threads are a setting of the calling thread, and a server's calls come from many."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def _time(work: Callable[[], object], threads: int, repeats: int) -> float:
+    torch.set_num_threads(threads)
+    samples = []
+    for repeat in range(repeats + 2):
+        start = time.perf_counter()
+        work()
+        if repeat >= 2:
+            samples.append(time.perf_counter() - start)
+    return median(samples)

@@ -1,0 +1,321 @@
+"""Draft lengths × temperatures: what each brings on this machine, beside what the formulas promise.
+
+Every prompt meets every setting and plain decoding in turn, in an order that rotates, as in `core.measuring.bench`;
+ratios are taken pair by pair (same prompt, same repeat) before the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+from core.costs import CONTEXT, CURVE, CostTable, median_table
+from core.costs.formulas import expected_tokens_by_position, honest, leviathan, rule_of_thumb
+from core.drafting.build import available
+from core.drafting.length import LONGEST
+from core.drafting.model import exit_layer
+from core.errors import UserError
+from core.lanes import describe_environment, open_lane, race
+from core.loading.model import Model, use_threads
+from core.loading.pair import Pair
+from core.progress import Stop, never
+from core.records import SCHEMA, Method, Run, Settings, Spread, accepted_by_position, summarise
+from core.text import Prompt
+
+SWEEPABLE: tuple[Method, ...] = ("draft", "early-exit", "ngram", "ngram+draft")
+"""Methods whose draft has a length to choose: a tree has a shape instead."""
+WARM_UP_TOKENS = 16
+PASSES = 3
+"""How often a pass is timed beside every prompt."""
+CURVE_SECONDS = 3.0
+GOOD_ENOUGH = 0.98
+"""`auto` is recommended from this share of the best fixed length on: it follows a text, a fixed length does not."""
+
+DraftLength = int | Literal["auto"]
+Measured = dict[tuple[int, int], Run]
+"""Finished runs by repeat and prompt."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far a sweep has come: runs done and in all, and what was run last."""
+
+    done: int
+    total: int
+    label: str
+
+
+def sweep(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    lengths: Sequence[int],
+    temperatures: Sequence[float],
+    repeats: int = 1,
+    stop: Stop = never,
+) -> Generator[Step, None, dict[str, Any]]:
+    """Measure each draft length (and auto) at each temperature; yields after every run, returns a sweep document.
+
+    Stopped early, the document holds what was measured until then. Raises UserError for what cannot be swept.
+    """
+    check_sweep(pair, settings, lengths, temperatures)
+    lengths, temperatures = sorted(set(lengths)), sorted(set(temperatures))
+    yield Step(0, 1, "what a pass over 1 to 64 tokens costs")
+    curve = cost_curve(pair.target)
+    variants = [
+        replace(settings, method=method, draft_length=length, temperature=temperature)
+        for temperature in temperatures
+        for method, length in (("plain", "auto"), *((settings.method, n) for n in lengths), (settings.method, "auto"))
+    ]
+    runs: list[Measured] = [{} for _ in variants]
+    costs: dict[tuple[int, int], CostTable] = {}
+    schedule = _schedule(len(variants), len(prompts), repeats)
+    for done, (repeat, at, index) in enumerate(schedule):
+        if stop():
+            break
+        if (repeat, at) not in costs:
+            costs[repeat, at] = _passes(pair, settings, lengths)
+        variant = variants[index]
+        warm_up = repeat < 0
+        tokens = min(WARM_UP_TOKENS, variant.max_new_tokens) if warm_up else variant.max_new_tokens
+        seed = settings.seed + max(0, repeat)
+        run = _run(pair, prompts[at].text, replace(variant, max_new_tokens=tokens, seed=seed), stop)
+        if run.stop_reason != "cancelled" and not warm_up:
+            runs[index][repeat, at] = run
+        yield Step(done + 1, len(schedule), _label(variant, "warm-up" if warm_up else prompts[at].name))
+    passes = median_table(list(costs.values())) if costs else curve
+    return _document(pair, prompts, settings, repeats, curve, passes, list(zip(variants, runs)), stop())
+
+
+def check_sweep(pair: Pair, settings: Settings, lengths: Iterable[int], temperatures: Iterable[float]) -> None:
+    """One sentence for what cannot be swept."""
+    if settings.method not in SWEEPABLE:
+        raise UserError(
+            f"The method {settings.method} has no draft length to sweep; choose one of {', '.join(SWEEPABLE)}."
+        )
+    if reason := available(pair)[settings.method]:
+        raise UserError(f"The method {settings.method} is off: {reason}.")
+    if not (lengths := list(lengths)):
+        raise UserError("A sweep needs at least one draft length.")
+    if wrong := [n for n in lengths if not 1 <= n <= LONGEST]:
+        raise UserError(f"A draft length must be between 1 and {LONGEST}; {wrong[0]} is not.")
+    if not (temperatures := list(temperatures)):
+        raise UserError("A sweep needs at least one temperature.")
+    if wrong := [t for t in temperatures if not 0 <= t <= 5]:
+        raise UserError(f"A temperature must be between 0 and 5; {wrong[0]:g} is not.")
+
+
+def cost_curve(model: Model, budget: float = CURVE_SECONDS) -> CostTable:
+    """Seconds of a pass over each number of tokens in `CURVE` that fits the model, behind a short context.
+
+    Takes about `budget` seconds: medians of up to 15 repeats, on a slow machine of one.
+    """
+    room = max(1, model.context_length - CONTEXT)
+    lengths = [n for n in CURVE if n <= room]
+    known = model.measure_costs()
+    repeats = max(1, min(15, round(budget / sum(known(n) for n in lengths))))
+    use_threads(model.threads)
+    return model.time_passes(repeats, lengths)
+
+
+def _passes(pair: Pair, settings: Settings, lengths: Sequence[int]) -> CostTable:
+    """What the target's passes cost at this moment: plain steps and verifications, behind a draft's passes if any."""
+    draft = pair.draft if settings.method in ("draft", "ngram+draft") else None
+    room = min(model.context_length for model in (pair.target, draft) if model) // 2
+    needed = sorted({1, 2, *(length + 1 for length in lengths if length < room)})
+    return pair.time_rounds(PASSES, needed)[0] if draft else pair.target.time_passes(PASSES, needed)
+
+
+def finish(steps: Generator[Step, None, dict[str, Any]], progress: Any = None) -> dict[str, Any]:
+    """Run a sweep to its end, telling `progress` of every step; the document."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            return end.value
+        if progress:
+            progress(step)
+
+
+def _schedule(variants: int, prompts: int, repeats: int) -> list[tuple[int, int, int]]:
+    """(repeat, prompt, variant) in order; repeat -1 is one short warm-up of each variant."""
+    order = [(-1, 0, index) for index in range(variants)]
+    for repeat in range(repeats):
+        for at in range(prompts):
+            order += [(repeat, at, (index + repeat + at) % variants) for index in range(variants)]
+    return order
+
+
+def _run(pair: Pair, prompt: str, settings: Settings, stop: Stop) -> Run:
+    lane = open_lane(pair, prompt, settings, stop)
+    for _ in race([lane]):
+        pass
+    return lane.run
+
+
+def _label(settings: Settings, what: str) -> str:
+    length = "plain" if settings.method == "plain" else f"draft length {settings.draft_length}"
+    return f"{what}, {length}, temperature {settings.temperature:g}"
+
+
+def _document(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    repeats: int,
+    curve: CostTable,
+    passes: CostTable,
+    measured: list[tuple[Settings, Measured]],
+    stopped: bool,
+) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    for temperature in sorted({variant.temperature for variant, _ in measured}):
+        here = [(variant, runs) for variant, runs in measured if variant.temperature == temperature and runs]
+        plain = next((runs for variant, runs in here if variant.method == "plain"), {})
+        drafting: dict[DraftLength, Measured] = {
+            variant.draft_length: runs for variant, runs in here if variant.method != "plain" and plain.keys() & runs
+        }
+        if not drafting:
+            continue
+        rows.append(
+            {"temperature": temperature, "plain": asdict(_speeds(plain.values())), **asdict(_basis(drafting, plain))}
+        )
+        bases = [_basis(_of_prompt(drafting, at), _only(plain, at)) for at in sorted({at for _, at in plain})]
+        points += [
+            _point(temperature, length, runs, plain)
+            | {"predicted": _median(_predict(length, basis, passes) for basis in bases)}
+            for length, runs in drafting.items()
+        ]
+    return {
+        "schema": SCHEMA,
+        "kind": "sweep",
+        "environment": describe_environment(pair.target, pair.draft),
+        "settings": settings.to_dict(),
+        "exit_layer": exit_layer(pair.target, settings.exit_layer) if settings.method == "early-exit" else None,
+        "same_tokens": pair.translation is None,
+        "prompts": [{"name": prompt.name, "kind": prompt.kind} for prompt in prompts],
+        "repeats": repeats,
+        "stopped": stopped,
+        "costs": curve.to_dict(),
+        "temperatures": rows,
+        "points": points,
+        "best": [_best(row["temperature"], points) for row in rows],
+    }
+
+
+def _speeds(runs: Iterable[Run]) -> Spread:
+    return Spread.of([summarise(run).tokens_per_second for run in runs])
+
+
+def _point(temperature: float, length: DraftLength, runs: Measured, plain: Measured) -> dict[str, Any]:
+    pairs = [(runs[key], plain[key]) for key in runs if key in plain]
+    ratios = [summarise(ours).tokens_per_second / summarise(theirs).tokens_per_second for ours, theirs in pairs]
+    rounds = [round_ for run in runs.values() for round_ in run.rounds]
+    drafted = [len(round_.drafted) for round_ in rounds]
+    return {
+        "temperature": temperature,
+        "draft_length": length,
+        "tokens_per_second": asdict(_speeds(runs.values())),
+        "ratio_to_plain": asdict(Spread.of(ratios)),
+        "acceptance_rate": _acceptance(runs.values()),
+        "accepted_by_position": accepted_by_position(rounds),
+        "tokens_per_round": sum(len(run.token_ids) for run in runs.values()) / len(rounds),
+        "mean_drafted": sum(drafted) / len(drafted),
+    }
+
+
+def _acceptance(runs: Iterable[Run]) -> float | None:
+    """Accepted ÷ judged over all runs: the estimate of α."""
+    outcomes = [token.outcome for run in runs for round_ in run.rounds for token in round_.drafted]
+    judged = outcomes.count("accepted") + outcomes.count("rejected")
+    return outcomes.count("accepted") / judged if judged else None
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What predictions rest on, measured and pooled over all fixed lengths.
+
+    `acceptance_rate` is α (None where nothing was judged). `drafting` is the share of rounds that proposed anything: an
+    n-gram finds nothing to repeat in many. `draft_seconds` is the time of a drafted token, `other_seconds` what a plain
+    step takes beside its pass.
+    """
+
+    acceptance_rate: float | None
+    accepted_by_position: list[float]
+    drafting: float
+    draft_seconds: float
+    other_seconds: float
+
+
+def _of_prompt(drafting: dict[DraftLength, Measured], prompt: int) -> dict[DraftLength, Measured]:
+    return {length: _only(runs, prompt) for length, runs in drafting.items()}
+
+
+def _only(runs: Measured, prompt: int) -> Measured:
+    return {key: run for key, run in runs.items() if key[1] == prompt}
+
+
+def _median(predictions: Iterable[dict[str, float] | None]) -> dict[str, float] | None:
+    """Over the prompts, as what is measured; None where no prompt has a prediction."""
+    found = [prediction for prediction in predictions if prediction]
+    return {name: median(each[name] for each in found) for name in found[0]} if found else None
+
+
+def _basis(drafting: dict[DraftLength, Measured], plain: Measured) -> Basis:
+    fixed = [run for length, runs in drafting.items() if length != "auto" for run in runs.values()]
+    # The last round of a run may have no room for a draft.
+    rounds = [round_ for run in fixed for round_ in run.rounds[:-1]] or [r for run in fixed for r in run.rounds]
+    drafted = sum(len(round_.drafted) for round_ in rounds)
+    steps = [round_ for run in plain.values() for round_ in run.rounds]
+    return Basis(
+        acceptance_rate=_acceptance(fixed),
+        accepted_by_position=accepted_by_position(rounds),
+        drafting=sum(bool(round_.drafted) for round_ in rounds) / len(rounds) if rounds else 0.0,
+        draft_seconds=sum(round_.draft_seconds for round_ in rounds) / drafted if drafted else 0.0,
+        other_seconds=sum(round_.other_seconds for round_ in steps) / len(steps),
+    )
+
+
+def _predict(length: DraftLength, basis: Basis, passes: CostTable) -> dict[str, float] | None:
+    """The three predicted speed-ups by name; None where the length is not fixed or nothing was judged that far. Where
+    nothing was ever drafted all rounds are plain steps."""
+    alpha, reached = basis.acceptance_rate, basis.accepted_by_position
+    if length != "auto" and not basis.drafting:
+        return {"leviathan": 1.0, "honest": 1.0, "rule_of_thumb": 1.0}
+    if length == "auto" or alpha is None or length > len(reached):
+        return None
+    return {
+        "leviathan": leviathan(alpha, length, basis.draft_seconds / passes(1)),
+        "honest": _honest(length, basis, passes),
+        "rule_of_thumb": rule_of_thumb(alpha, length),
+    }
+
+
+def _honest(length: int, basis: Basis, passes: CostTable) -> float:
+    """The honest formula for the rounds that draft, mixed by time with plain steps for those that do not."""
+    expected = expected_tokens_by_position(basis.accepted_by_position, length)
+    speedup = honest(expected, length, passes, basis.draft_seconds, basis.other_seconds)
+    idle = 1 - basis.drafting
+    return (basis.drafting * expected + idle) / (basis.drafting * expected / speedup + idle)
+
+
+def _best(temperature: float, points: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best fixed length at a temperature, and what to set: that length, `auto`, or `plain` where all lose."""
+
+    def ratio(point: dict[str, Any] | None) -> float:
+        return point["ratio_to_plain"]["median"] if point else 0.0
+
+    here = [point for point in points if point["temperature"] == temperature]
+    auto = next((point for point in here if point["draft_length"] == "auto"), None)
+    fixed = max((point for point in here if point is not auto), key=ratio, default=None)
+    recommended = auto if ratio(auto) >= GOOD_ENOUGH * ratio(fixed) else fixed
+    return {
+        "temperature": temperature,
+        "draft_length": fixed["draft_length"] if fixed else None,
+        "ratio_to_plain": ratio(fixed) or None,
+        "auto_ratio_to_plain": ratio(auto) or None,
+        "recommended": recommended["draft_length"] if recommended and ratio(recommended) > 1 else "plain",
+    }

@@ -1,0 +1,100 @@
+"""Runner: one key/value cache over a model's weights. Nobody else touches a cache.
+
+The invariant of the decoding loop: of C committed tokens, a cache holds C-1 (the newest is not fed yet). A round feeds
+the newest token and the draft; afterwards `truncate` states how many of the fed tokens are still true. The length is
+absolute and the rest is fed as `tokens[runner.length:]`, so an off-by-one heals itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from core.clock import engine_time, synchronise
+from core.errors import Cancelled
+from core.progress import Stop
+
+
+class Runner(Protocol):
+    """What decoding needs of a model. `feed` appends ids [n] and returns logits [n, vocab]; with `rows=r` only the
+    last r rows. With `parents` the ids form a tree: parents[i] < i is the index of the token that ids[i] continues, -1
+    for the tokens already in the cache; each sees its ancestors only and stands at the position of its depth."""
+
+    kind: str
+    device: torch.device
+
+    @property
+    def length(self) -> int:
+        """How many tokens the cache holds."""
+        ...
+
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor: ...
+
+    def truncate(self, length: int) -> None:
+        """Forget every token past `length` (absolute; no effect when the cache is no longer than that)."""
+        ...
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Of the tree just fed keep only the tokens at these indices, in this order, as the newest of the cache."""
+        ...
+
+
+def tree_depths(parents: Sequence[int] | None, n: int) -> list[int]:
+    """Depth of each fed token below the cache; a chain without parents."""
+    if parents is None:
+        return list(range(n))
+    depth: list[int] = []
+    for parent in parents:
+        depth.append(0 if parent < 0 else depth[parent] + 1)
+    return depth
+
+
+def tree_visible(parents: Sequence[int], length: int, window: int | None = None) -> Tensor:
+    """Which positions each tree token may attend to: bool [n, length + n], its ancestors, itself and the cache.
+
+    With a sliding `window`, only those fewer than `window` positions back, positions counted by depth.
+    """
+    n = len(parents)
+    within = torch.eye(n, dtype=torch.bool)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            within[i] |= within[parent]
+    visible = torch.cat([torch.ones(n, length, dtype=torch.bool), within], dim=1)
+    if window is not None:
+        depth = torch.tensor(tree_depths(parents, n))
+        at = torch.cat([torch.arange(length), length + depth])
+        visible &= (length + depth)[:, None] - at[None] < window
+    return visible
+
+
+def ids_on(device: torch.device, ids: Sequence[int]) -> Tensor:
+    """Token ids from the host as int64 [n] on a device."""
+    if not ids:
+        return torch.empty(0, dtype=torch.long, device=device)
+    tensor = torch.frombuffer(array("q", ids), dtype=torch.long)  # half the time of torch.tensor
+    return tensor if device.type == "cpu" else moved(tensor, device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, without waiting for what the device still has to do: CUDA copies from pinned
+    memory alone in the order of its queue."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+PREFILL_CHUNK = 256
+
+
+def prefill(runner: Runner, ids: Sequence[int], stop: Stop) -> float:
+    """Feed what the cache misses of ids, in chunks between which `stop` is asked; returns the seconds it took."""
+    start = engine_time()
+    while runner.length < len(ids):
+        if stop():
+            raise Cancelled
+        chunk = ids[runner.length : min(runner.length + PREFILL_CHUNK, len(ids))]
+        runner.feed(ids_on(runner.device, chunk), rows=1)
+    synchronise(runner.device)
+    return engine_time() - start

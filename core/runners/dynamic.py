@@ -1,0 +1,168 @@
+"""Any causal model of transformers as a runner, and the early-exit view of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from core.clock import timed_pass
+from core.runners import ids_on, moved, tree_depths, tree_visible
+
+
+class DynamicRunner:
+    """Any causal model of transformers, one eager forward per call, a cache that grows.
+
+    The cache is made without a config on purpose: every layer then keeps all keys and values, sliding-window layers
+    too (their mask still applies the window), so that rolling back is exact for them.
+    """
+
+    kind = "dynamic"
+
+    def __init__(self, network: nn.Module, vocab_size: int) -> None:
+        self._network: Any = network
+        self._vocab_size = vocab_size
+        self._cache = DynamicCache()
+        self._length = 0
+        self._fed = 0
+        self.device: torch.device = next(network.parameters()).device
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @timed_pass
+    @torch.inference_mode()
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        crop(self._cache, self._length)  # an early-exit view may have run ahead in the first layers
+        logits = forward(self._network, self._cache, self._length, ids, parents, rows)
+        self._fed = len(ids)
+        self._length += self._fed
+        return logits[:, : self._vocab_size].to(self.device)
+
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+        crop(self._cache, self._length)
+
+    def keep(self, path: Sequence[int]) -> None:
+        base = self._length - self._fed
+        layer: Any
+        for layer in self._cache.layers:
+            keys, values = layer.keys, layer.values
+            index = base + ids_on(keys.device, list(path))
+            layer.keys = torch.cat([keys[:, :, :base], keys.index_select(2, index)], dim=2)
+            layer.values = torch.cat([values[:, :, :base], values.index_select(2, index)], dim=2)
+        self._fed = len(path)
+        self._length = base + self._fed
+
+    def view(self, layers: int) -> EarlyExitView:
+        """The first `layers` layers as a runner of their own, over the same weights, keys and values."""
+        return EarlyExitView(self, layers)
+
+    def reset(self) -> None:
+        self._cache = DynamicCache()
+        self._length = self._fed = 0
+
+
+class EarlyExitView:
+    """Self-speculation: the first layers of a target, its own final norm and head, as a drafting runner.
+
+    It writes the keys and values of the first layers where the target keeps its own; they are the target's own, so
+    whatever either has fed of the committed text, the other need not feed again in those layers.
+    """
+
+    kind = "early exit"
+
+    def __init__(self, full: DynamicRunner, layers: int) -> None:
+        self._full = full
+        self._network: Any = early_exit_network(full._network, layers)
+        self.layers = layers
+        self.device = full.device
+
+    @property
+    def length(self) -> int:
+        return self._full._cache.get_seq_length(0)
+
+    @timed_pass
+    @torch.inference_mode()
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        logits = forward(self._network, self._full._cache, self.length, ids, parents, rows)
+        return logits[:, : self._full._vocab_size].to(self.device)
+
+    def truncate(self, length: int) -> None:
+        crop(self._full._cache, length, self.layers)
+
+    def keep(self, path: Sequence[int]) -> None:
+        raise NotImplementedError("an early-exit view drafts chains; the target's runner keeps the verified path")
+
+
+def forward(
+    network: Any, cache: DynamicCache, length: int, ids: Tensor, parents: Sequence[int] | None, rows: int | None
+) -> Tensor:
+    """Append ids [n] to a cache of `length` tokens; logits [rows or n, padded vocab]."""
+    n = len(ids)
+    depth = tree_depths(parents, n)
+    return network(
+        input_ids=ids[None],
+        position_ids=ids_on(ids.device, depth)[None] + length,
+        attention_mask=None if parents is None else tree_mask(network, parents, length, ids.device),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=n if rows is None else rows,
+    ).logits[0]
+
+
+def crop(cache: DynamicCache, length: int, layers: int | None = None) -> None:
+    """Shorten the first `layers` layers (all by default) to at most `length` tokens."""
+    layer: Any
+    for layer in cache.layers[:layers]:
+        surplus = layer.get_seq_length() - length
+        if surplus > 0:
+            layer.crop(-surplus)
+
+
+def tree_mask(network: Any, parents: Sequence[int], length: int, device: torch.device) -> Tensor | dict[str, Tensor]:
+    """The additive 4-D mask transformers takes as it is; one per kind of layer where a model mixes kinds."""
+    dtype = network.get_input_embeddings().weight.dtype
+
+    def additive(window: int | None) -> Tensor:
+        visible = moved(tree_visible(parents, length, window), device)
+        return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)[
+            None, None
+        ]
+
+    return mask_by_kind(network, additive)
+
+
+def mask_by_kind(network: Any, additive: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
+    """The mask of each kind of layer of a model, made by `additive(window)`; a window of None is full attention."""
+    config = network.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if "sliding_attention" in kinds:
+        return {kind: additive(window if kind == "sliding_attention" else None) for kind in sorted(kinds)}
+    return additive(window if not kinds else None)
+
+
+def early_exit_network(network: nn.Module, layers: int) -> nn.Module:
+    """A shallow copy of a causal model that stops after its first layers; shares every weight, changes nothing."""
+    prefix: str = network.base_model_prefix  # type: ignore[assignment]
+    short, decoder = _shallow(network), _shallow(getattr(network, prefix))
+    config = copy.copy(network.config)
+    name, stack = next((k, m) for k, m in decoder._modules.items() if isinstance(m, nn.ModuleList))
+    decoder._modules[name] = nn.ModuleList(list(stack)[:layers])  # type: ignore[arg-type]
+    config.num_hidden_layers = layers  # type: ignore[union-attr]
+    short._modules[prefix] = decoder
+    short.config = decoder.config = config  # type: ignore[assignment]
+    return short
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    twin.__dict__.pop("forward", None)  # accelerate's, over several GPUs: bound to the whole model
+    return twin

@@ -1,0 +1,262 @@
+"""A runner whose passes are captured as CUDA graphs: a pass then costs its bytes, not its hundreds of kernel launches.
+
+One graph per number of fed tokens and reach of the attention, captured when first needed, kept with the runner. A
+graph replays on the addresses it was captured on, so keys, values and inputs stay where they are
+(`core.runners.static_cache`) and whatever changes between replays is written there before. Off CUDA, and where a
+capture fails, the same passes run eagerly: the results are the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.clock import off_the_clock, synchronise, timed_pass
+from core.errors import first_line
+from core.runners.dynamic import DynamicRunner, early_exit_network
+from core.runners.static_cache import Inputs, StaticStore, run_pass
+
+CAPTURED_AT_ONCE = 17
+"""Passes over up to this many tokens (the longest automatic draft and the newest token) are captured when first fed;
+longer ones, such as trees, only when they come again, so that the chunks of a prompt stay eager."""
+LONGEST_CAPTURED = 80
+ATTENTION = {"full_attention", "sliding_attention"}
+SAMPLE = (1, 2, 3, 4)
+TOLERANCE = 0.1
+
+
+def why_not(network: Any) -> str | None:
+    """None where passes of this network can be captured, as far as one can tell before trying; else the reason."""
+    devices = {parameter.device for parameter in network.parameters()}
+    if len(devices) > 1:
+        return f"the model is spread over {len(devices)} devices"
+    device = devices.pop()
+    if device.type != "cuda":
+        return f"CUDA graphs need a CUDA device, not {device.type}"
+    return why_not_static(network)
+
+
+def why_not_static(network: Any) -> str | None:
+    """None where a static cache gives this network's own answers, found out by asking it; else the reason."""
+    config = network.config.get_text_config(decoder=True)
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION):
+        return f"the model has {odd[0].replace('_', ' ')} layers"
+    try:
+        runners = DynamicRunner(network, config.vocab_size), GraphRunner(network, config.vocab_size, 16, eager=True)
+        ids = torch.tensor(SAMPLE, device=runners[0].device) % config.vocab_size
+        own, ours = (runner.feed(ids).float() for runner in runners)
+    except Exception as error:  # whatever a model's code does with a cache it does not know
+        return f"the model does not work on a static cache: {first_line(error, 160)}"
+    # Not `>`: NaN compares false to everything.
+    return None if (own - ours).norm() <= TOLERANCE * own.norm() else "a static cache changes the model's answers"
+
+
+class GraphRunner:
+    """One static key/value cache over a model; implements `core.runners.dynamic.Runner`.
+
+    `limit` bounds the doubling of the capacity; `failure` is the reason in words after a capture failed, when passes
+    have gone on eagerly.
+    """
+
+    kind = "graph"
+
+    def __init__(
+        self, network: nn.Module, vocab_size: int, capacity: int = 512, limit: int | None = None, eager: bool = False
+    ) -> None:
+        self._network = network
+        self.vocab_size = vocab_size
+        self._store = StaticStore(network, capacity, limit)
+        self.device = self._store.device
+        self._eager = eager or self.device.type != "cuda"
+        self._passes: dict[int | None, Passes] = {None: self._new_passes(network)}
+        self._length = self._fed = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def failure(self) -> str | None:
+        return next((passes.failure for passes in self._passes.values() if passes.failure), None)
+
+    @timed_pass
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        logits = self.run(None, ids, self._length, parents, rows)
+        self._fed = len(ids)
+        self._length += self._fed
+        return logits
+
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+
+    def keep(self, path: Sequence[int]) -> None:
+        base = self._length - self._fed
+        if list(path) != list(range(len(path))):
+            self._store.compact(base, path)
+        self._fed = len(path)
+        self._length = base + self._fed
+
+    def view(self, layers: int) -> GraphView:
+        """The first `layers` layers as a runner of their own, over the same weights, keys and values."""
+        if layers not in self._passes:
+            self._passes[layers] = self._new_passes(early_exit_network(self._network, layers))
+        return GraphView(self, layers)
+
+    def reset(self) -> None:
+        self._length = self._fed = 0
+        self._store.clear()
+
+    @torch.inference_mode()
+    def run(
+        self, layers: int | None, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int | None
+    ) -> Tensor:
+        """Feed ids [n] at position `start` through the first `layers` layers (None: all); logits [rows or n, vocab]."""
+        if self._store.reserve(start + len(ids)):
+            for passes in self._passes.values():
+                passes.forget()
+        return self._passes[layers](ids, start, parents, rows or len(ids))[:, : self.vocab_size]
+
+    def _new_passes(self, network: nn.Module) -> Passes:
+        return Passes(network, self._store, self._eager)
+
+
+class GraphView:
+    """Self-speculation on a static cache: the first layers draft, and the full pass writes the same keys again."""
+
+    kind = "early exit"
+
+    def __init__(self, full: GraphRunner, layers: int) -> None:
+        self._full = full
+        self.layers = layers
+        self.device = full.device
+        self._length = full.length
+
+    @property
+    def length(self) -> int:
+        # Where the full pass has been, the first layers have been too.
+        return max(self._length, self._full.length)
+
+    @timed_pass
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        start = self.length
+        logits = self._full.run(self.layers, ids, start, parents, rows)
+        self._length = start + len(ids)
+        return logits
+
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+
+    def keep(self, path: Sequence[int]) -> None:
+        raise NotImplementedError("an early-exit view drafts chains; the target's runner keeps the verified path")
+
+
+class Passes:
+    """The passes of one network over a static cache, replayed where they are captured and eager elsewhere."""
+
+    def __init__(self, network: nn.Module, store: StaticStore, eager: bool) -> None:
+        self._network = network
+        self._store = store
+        self._eager = eager
+        self._captured: dict[tuple[int, int, bool], Captured] = {}
+        self._met: set[tuple[int, int, bool]] = set()
+        self._side: Any = None
+        self.failure: str | None = None
+
+    def __call__(self, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int) -> Tensor:
+        """Feed ids [n] at position `start`; the last `rows` rows of logits, the caller's to keep."""
+        n, store = len(ids), self._store
+        store.window.start.fill_(start)
+        store.window.reach = store.reach_for(start + n)
+        key = (n, store.window.reach, parents is not None)
+        if self._worth_capturing(key) and (captured := self._capture(key, ids, parents)):
+            # The next replay of any graph of the pool may overwrite the logits.
+            return captured.replay(ids, parents)[n - rows :].clone()
+        return run_pass(self._network, store, Inputs(ids, parents), rows)
+
+    def forget(self) -> None:
+        """The addresses have changed: captured passes are void."""
+        if self._captured:
+            synchronise(self._store.device)  # one of them may still be running
+        self._captured.clear()
+        self._side = None  # a memory pool whose graphs are all gone cannot be captured into again
+
+    def _worth_capturing(self, key: tuple[int, int, bool]) -> bool:
+        if self._eager or self.failure or key[0] > LONGEST_CAPTURED:
+            return False
+        again = key in self._met
+        self._met.add(key)
+        return again or key[0] <= CAPTURED_AT_ONCE
+
+    def _capture(self, key: tuple[int, int, bool], ids: Tensor, parents: Sequence[int] | None) -> Captured | None:
+        if key not in self._captured:
+            try:
+                if self._side is None:
+                    self._side = torch.cuda.Stream(self._store.device), torch.cuda.graph_pool_handle()
+                with off_the_clock(self._store.device):
+                    self._captured[key] = Captured(self._network, self._store, Inputs(ids, parents), *self._side)
+            except Exception as error:  # a kernel that synchronises, no memory left …: eager passes still work
+                self.failure = f"its passes cannot be captured: {first_line(error, 160)}"
+                self.forget()
+                return None
+        return self._captured[key]
+
+
+class Captured:
+    """One pass as a CUDA graph, with the inputs and the output at their fixed addresses."""
+
+    def __init__(self, network: nn.Module, store: StaticStore, inputs: Inputs, stream: Any, pool: Any) -> None:
+        self._inputs = inputs
+        self._graph = torch.cuda.CUDAGraph()
+        n = len(inputs.ids)
+        stream.wait_stream(torch.cuda.current_stream(store.device))
+        # The outer context puts the stream back even where ending a failed capture raises.
+        with torch.cuda.stream(stream):
+            # Libraries set themselves up and choose their kernels outside the capture.
+            run_pass(network, store, inputs, n)
+            with _waiting_refused():
+                run_pass(network, store, inputs, n)
+            # thread_local: other threads may be using the device meanwhile.
+            with (
+                _workspaces_of_its_own(),
+                torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
+                self._logits = run_pass(network, store, inputs, n)
+        torch.cuda.current_stream(store.device).wait_stream(stream)
+        self._graph.replay()  # the first replay also moves the graph to the device
+
+    def replay(self, ids: Tensor, parents: Sequence[int] | None) -> Tensor:
+        """Logits [n, padded vocab], good until the next replay."""
+        self._inputs.set(ids, parents)
+        self._graph.replay()
+        return self._logits
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Raises where the host would wait for the device. So would a capture, but one that fails leaves the allocator and
+    the default generator of older PyTorch in the belief that it still goes on."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _workspaces_of_its_own() -> Iterator[None]:
+    """cuBLAS then works in memory of the graph's pool. PyTorch otherwise keeps a workspace for each of its 32 streams,
+    which come round again, and frees it with any graph that was captured on the stream, under the others that still
+    use it (pytorch issue 193402)."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

@@ -15,8 +15,8 @@ import torch
 from core.costs.formulas import best_length, leviathan
 from core.errors import UserError
 from core.inspecting.catalogue import find_pair
+from core.inspecting.files import Sized, preview, size_up
 from core.inspecting.likeness import Likeness, compare_vocabularies
-from core.inspecting.preview import Sized, preview, size_up
 from core.loading import resolve_device
 from core.loading.memory import free_memory
 from core.progress import in_bytes

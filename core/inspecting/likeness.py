@@ -7,7 +7,7 @@ from typing import Any
 
 from core.errors import UserError
 from core.inspecting.catalogue import read_catalogue
-from core.inspecting.preview import Preview
+from core.inspecting.files import Preview
 from core.loading.pair import LEAST_SHARED, token_bytes
 
 ROLES = ("bos", "eos", "pad", "unk")

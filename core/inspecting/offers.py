@@ -17,8 +17,8 @@ from huggingface_hub.errors import CacheNotFound
 from core.errors import UserError
 from core.inspecting import CONTEXT, EXPECTED, Fit, Inspection, Memory, ModelCard, Prediction, measure_memory, predict
 from core.inspecting.catalogue import CataloguePair, catalogue, read_catalogue, relatives
+from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, size_up
 from core.inspecting.likeness import same_vocabulary
-from core.inspecting.preview import Preview, Sized, catalogue_config, preview, read_folder, size_up
 from core.loading import resolve_device
 from core.loading.hub import cached
 from core.loading.precision import POCKET

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.inspecting.catalogue import allowed, catalogue, find_pair, read_catalogue, relatives
-from core.inspecting.preview import catalogue_config
+from core.inspecting.files import catalogue_config
 from core.loading.memory import NF4, cache_bytes, skeleton, weights, workspace_bytes
 
 MODELS = read_catalogue().models

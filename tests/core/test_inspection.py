@@ -17,9 +17,9 @@ from core import inspecting as inspection
 from core.__main__ import main
 from core.errors import UserError
 from core.inspecting import inspect_pair, predict
+from core.inspecting.files import Preview, catalogue_config, preview, size_up
 from core.inspecting.likeness import compare_vocabularies
 from core.inspecting.offers import drafts_for, offers
-from core.inspecting.preview import Preview, catalogue_config, preview, size_up
 from core.loading import load_pair
 from core.loading.hub import fetch
 from core.loading.memory import Free
@@ -192,7 +192,7 @@ def test_files_that_do_not_belong_to_their_config(target, tmp_path):
 
 
 def test_a_model_whose_kernel_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.inspecting.preview.packed_for_cpu", lambda device: True)
+    monkeypatch.setattr("core.inspecting.files.packed_for_cpu", lambda device: True)
     found = inspect_pair(save(tmp_path, "gpt2", n_embd=40), precision="nf4")
     assert (found.level, "choose bf16" in found.verdict[0]) == ("bad", True)
 

@@ -9,7 +9,7 @@ from tiny import ARCHITECTURES, COMMON, make_tokenizer, random_model
 from transformers import AutoConfig
 
 from core.errors import UserError
-from core.inspecting.preview import preview, size_up
+from core.inspecting.files import preview, size_up
 from core.loading import load_model, memory
 from core.loading.memory import NF4, cache_bytes, quantised_weights, skeleton, weights, workspace_bytes
 
@@ -68,7 +68,7 @@ def test_weights_are_what_loading_takes(saved, shape, precision):
 
 
 def test_what_the_4_bit_kernel_of_a_cpu_cannot_run_is_said(saved, monkeypatch):
-    monkeypatch.setattr("core.inspecting.preview.packed_for_cpu", lambda device: True)
+    monkeypatch.setattr("core.inspecting.files.packed_for_cpu", lambda device: True)
     odd = size_up(preview(str(saved("odd widths"))), CPU, "nf4")
     assert "choose bf16" in odd.obstacle
     assert size_up(preview(str(saved("odd widths"))), CPU, "bf16").obstacle is None

@@ -21,7 +21,7 @@ def command(settings: Settings, prompt: str) -> str:
 
 
 def arguments(settings: Settings, prompt: str) -> list[str]:
-    """What follows `generate`: the parser of core.__main__ makes the same settings of it."""
+    """What follows `generate`: the parser of core.cli makes the same settings of it."""
     default = Settings()
     words: list[str] = []
     for field in fields(Settings):

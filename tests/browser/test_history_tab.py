@@ -16,7 +16,8 @@ import pytest
 from driving import free_port, run_to_end, set_number, status
 from test_hostile import HOSTILE
 
-from core.__main__ import parser, settings_of
+from core.cli import parser
+from core.cli.shared import settings_of
 
 CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 SHOWN = "document.querySelector('.race').race.documents"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from core.__main__ import main
+from core.cli import main
 from core.clock import PassTimer
 from core.costs.formulas import expected_tokens, honest, promise
 from core.errors import UserError

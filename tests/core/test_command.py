@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.__main__ import parser, settings_of
+from core.cli import parser
+from core.cli.shared import settings_of
 from core.errors import UserError
 from core.records import METHODS, Settings
 from core.settings import arguments, command

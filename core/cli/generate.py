@@ -1,0 +1,77 @@
+"""Continue a prompt, speculatively or plainly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from core.cli.shared import (
+    Commands,
+    add_decoding_arguments,
+    add_model_arguments,
+    positive,
+    read_text,
+    say,
+    settings_of,
+    write_json,
+)
+from core.progress import console
+from core.records import Settings
+
+
+def add(commands: Commands) -> None:
+    generate = commands.add_parser("generate", help="continue a prompt, speculatively or plainly")
+    add_model_arguments(generate)
+    add_decoding_arguments(generate)
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")
+    generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, one JSON line each")
+    generate.add_argument("--json", metavar="F", help="write the run document to F; - for standard output")
+    generate.set_defaults(run=run_generate)
+
+
+def run_generate(arguments: argparse.Namespace) -> None:
+    from core.lanes import open_lane
+    from core.loading import load_pair
+
+    settings = settings_of(arguments)
+    prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
+    to_stdout = arguments.json == "-"
+    pair = load_pair(settings, console())
+    if arguments.samples is not None:
+        for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
+            run = finish(open_lane(pair, prompt, Settings(**{**settings.to_dict(), "seed": seed})))
+            print(json.dumps({"seed": seed, "token_ids": run.token_ids}), flush=True)
+        return
+    lane = open_lane(pair, prompt, settings, tops=3 if arguments.json else 0)
+    run = finish(lane, None if to_stdout else lambda text: print(text, end="", flush=True))
+    if arguments.json:
+        write_json(arguments.json, run.to_dict())
+    if not to_stdout:
+        print()
+        say(totals(run))
+
+
+def finish(lane: Any, show: Any = None) -> Any:
+    """Step a lane to its end; the run."""
+    from core.lanes import race
+
+    shown = 0
+    for _ in race([lane]):
+        if show:
+            show(lane.run.text[shown:])
+            shown = len(lane.run.text)
+    return lane.run
+
+
+def totals(run: Any) -> str:
+    from core.records import summarise
+
+    m = summarise(run)
+    rate = "nothing judged" if m.acceptance_rate is None else f"acceptance rate {m.acceptance_rate:.0%}"
+    return (
+        f"[{m.new_tokens} tokens, {m.tokens_per_second:.1f} tokens/s, {m.tokens_per_round:.2f} tokens per target pass, "
+        f"{rate}, stopped by {run.stop_reason}]"
+    )

@@ -1,0 +1,48 @@
+"""What a pair needs and may gain here (inspect), and the catalogue of pairs (pairs)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from core.cli.shared import Commands, add_model_arguments, write_json
+from core.records import POCKET_NAME, PRECISIONS, Settings
+
+
+def add(commands: Commands) -> None:
+    inspect = commands.add_parser("inspect", help="what a pair needs and may gain here, before any download")
+    add_model_arguments(inspect)
+    tokens = "tokens of prompt and answer that caches are counted for (default: 2048)"
+    inspect.add_argument("--context", "--max-new-tokens", type=int, default=2048, metavar="N", help=tokens)
+    inspect.add_argument("--json", metavar="F", help="write the inspection to F; - for standard output")
+    inspect.set_defaults(run=run_inspect)
+    pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
+    pairs.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=Settings().device)
+    pairs.add_argument("--precision", default=Settings().precision, metavar="|".join(PRECISIONS))
+    pairs.add_argument("--json", metavar="F", help="write the catalogue to F; - for standard output")
+    pairs.set_defaults(run=run_pairs)
+
+
+def run_inspect(arguments: argparse.Namespace) -> None:
+    from core.inspecting import inspect_pair
+    from core.inspecting.offers import drafts_for, inspection_card
+
+    given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}
+    found = inspect_pair(
+        arguments.target, arguments.draft, draft_precision=arguments.draft_precision, context=arguments.context, **given
+    )
+    drafts = drafts_for(arguments.target or POCKET_NAME, **given)
+    if arguments.json != "-":
+        print(inspection_card(found, drafts))
+    if arguments.json:
+        write_json(arguments.json, {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]})
+
+
+def run_pairs(arguments: argparse.Namespace) -> None:
+    from core.inspecting.offers import offers, offers_document, offers_table
+
+    found = offers(arguments.device, arguments.precision)
+    if arguments.json != "-":
+        print(offers_table(found))
+    if arguments.json:
+        write_json(arguments.json, offers_document(found))

@@ -1,0 +1,90 @@
+"""Measure methods against plain decoding (bench), and draft lengths against each other (sweep)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from core.cli.shared import (
+    Commands,
+    add_decoding_arguments,
+    add_model_arguments,
+    numbers,
+    positive,
+    say,
+    settings_of,
+    write_json,
+)
+from core.errors import UserError
+from core.progress import console
+from core.records import METHODS, Settings
+
+
+def add(commands: Commands) -> None:
+    bench = commands.add_parser("bench", help="measure methods against plain decoding, interleaved")
+    add_model_arguments(bench)
+    add_decoding_arguments(bench)
+    bench.add_argument("--methods", default="plain,draft", metavar="M,M", help=f"of {', '.join(METHODS)}")
+    bench.add_argument("--against", choices=("transformers",), help="measure its generate, plain and assisted, too")
+    bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
+    bench.add_argument("--repeats", type=int, default=3, metavar="R")
+    bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
+    bench.add_argument("--json", metavar="F", help="write the bench document to F; - for standard output")
+    bench.set_defaults(run=run_bench)
+    sweep = commands.add_parser("sweep", help="find the draft length that suits this pair and machine")
+    add_model_arguments(sweep)
+    add_decoding_arguments(sweep, max_new_tokens=64)
+    sweep.add_argument("--draft-lengths", default="1,2,3,4,6,8", metavar="N,N", help="in place of --draft-length")
+    sweep.add_argument("--temperatures", default="0,1", metavar="T,T", help="in place of --temperature")
+    sweep.add_argument("--prompts", metavar="F", help="as for bench; without it, one bundled prompt of each kind")
+    sweep.add_argument("--repeats", type=int, default=1, metavar="R")
+    sweep.add_argument("--json", metavar="F", help="write the sweep document to F; - for standard output")
+    sweep.set_defaults(run=run_sweep)
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    from core.loading import load_pair
+    from core.measuring.bench import bench as measure
+    from core.measuring.bench import contexts_of, growth
+    from core.measuring.report import table
+    from core.text import read_prompts
+
+    names = [name.strip() for name in arguments.methods.split(",")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise UserError(f"There is no method {unknown[0]!r}; choose from {', '.join(METHODS)}.")
+    settings = settings_of(arguments)
+    prompts = [prompt.text for prompt in read_prompts(arguments.prompts)]
+    pair = load_pair(settings, console())
+    variants: dict[str, Settings] = {name: replace(settings, method=name) for name in names}  # type: ignore[arg-type]
+    contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
+    document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), bool(arguments.against), say)
+    if contexts:
+        document["growth"] = growth(pair, variants, contexts, say)
+    if arguments.json != "-":
+        print(table(document))
+    if arguments.json:
+        write_json(arguments.json, document)
+
+
+def run_sweep(arguments: argparse.Namespace) -> None:
+    from core.loading import load_pair
+    from core.measuring.report import report
+    from core.measuring.sweep import finish as measure
+    from core.measuring.sweep import sweep as steps
+    from core.text import one_of_each_kind, read_prompts
+
+    settings = settings_of(arguments)
+    lengths = numbers(arguments.draft_lengths, "--draft-lengths", int)
+    temperatures = numbers(arguments.temperatures, "--temperatures", float)
+    repeats = positive(arguments.repeats, "--repeats")
+    prompts = read_prompts(arguments.prompts)
+    prompts = prompts if arguments.prompts else one_of_each_kind(prompts)
+    pair = load_pair(settings, console())
+    document = measure(
+        steps(pair, prompts, settings, lengths, temperatures, repeats),
+        lambda step: say(f"{step.done} of {step.total}: {step.label}"),
+    )
+    if arguments.json != "-":
+        print(report(document))
+    if arguments.json:
+        write_json(arguments.json, document)

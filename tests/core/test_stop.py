@@ -84,7 +84,7 @@ def test_leaving_a_race_closes_every_lane(pair):
 def test_an_error_in_a_round_frees_the_runners(pair, monkeypatch):
     """A lane that fails is closed like any other; the pool gets its runners back empty."""
     lane = open_lane(pair, "the fox", Settings(temperature=1.0))
-    monkeypatch.setattr("core.lanes.record", lambda *_: (_ for _ in ()).throw(UserError("failed")))
+    monkeypatch.setattr("core.decoding.record", lambda *_: (_ for _ in ()).throw(UserError("failed")))
     with pytest.raises(UserError, match="failed"):
         for _ in race([lane]):
             pass

@@ -236,7 +236,7 @@ def test_cache_lengths_are_those_of_the_real_caches(pair, settings, monkeypatch)
         held.append((before, target.length, drafter.runner.length if drafter else -1))
         return made
 
-    monkeypatch.setattr("core.lanes.take_step", watched_step)
+    monkeypatch.setattr("core.decoding.take_step", watched_step)
     run = finished(pair, **settings)
     run = run_from_dict(run.to_dict())
     for index, (before, after, draft) in enumerate(held):

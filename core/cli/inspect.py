@@ -14,6 +14,8 @@ def add(commands: Commands) -> None:
     add_model_arguments(inspect)
     tokens = "tokens of prompt and answer that caches are counted for (default: 2048)"
     inspect.add_argument("--context", "--max-new-tokens", type=int, default=2048, metavar="N", help=tokens)
+    like = "also predict a GPU that is not here: its name, or '12 GB, 504 GB/s, 58 TFLOPS'"
+    inspect.add_argument("--device-like", metavar="GPU", help=like)
     inspect.add_argument("--json", metavar="F", help="write the inspection to F; - for standard output")
     inspect.set_defaults(run=run_inspect)
     pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
@@ -25,17 +27,22 @@ def add(commands: Commands) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> None:
     from core.inspecting import inspect_pair
+    from core.inspecting.devices import find_card, predict_on, prediction_card
     from core.inspecting.offers import drafts_for, inspection_card
 
+    like = find_card(arguments.device_like) if arguments.device_like else None
     given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}
     found = inspect_pair(
         arguments.target, arguments.draft, draft_precision=arguments.draft_precision, context=arguments.context, **given
     )
     drafts = drafts_for(arguments.target or POCKET_NAME, **given)
+    predicted = like and predict_on(like, found.target.name, found.draft and found.draft.name, arguments.context)
     if arguments.json != "-":
         print(inspection_card(found, drafts))
+        print(f"\n{prediction_card(predicted)}" if predicted else "", end="\n" if predicted else "")
     if arguments.json:
-        write_json(arguments.json, {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]})
+        document = {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]}
+        write_json(arguments.json, document | ({"device_like": predicted.to_dict()} if predicted else {}))
 
 
 def run_pairs(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,227 @@
+"""What a pair would do on a GPU that is not here: does it fit, how fast, and is speculation worth it?
+
+Predictions only, from data sheets and stated assumptions; nothing of this is measured. A pass is bound by the bytes it
+reads or by its arithmetic, whichever takes longer, and costs every layer its kernels besides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.costs.formulas import expected_tokens, honest
+from core.errors import UserError
+from core.inspecting.files import Preview, Sized, preview, size_up
+from core.progress import in_bytes
+
+DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
+PRECISIONS = ("nf4", "bf16")
+ALPHAS = (0.6, 0.7, 0.8)
+LONGEST = 8
+REACHED = 0.7
+"""Share of the data sheet's bandwidth, and half of that of its arithmetic, that small batches are assumed to reach."""
+ARITHMETIC = REACHED / 2
+LAYER_SECONDS = 15e-6
+"""Assumed for the kernels of a layer in a captured CUDA graph, beside reading its weights."""
+USABLE = 0.92
+"""Share of a card's memory that the driver and a desktop leave."""
+UNPACKING = (0.5625 + 2 + 2) / 0.5625
+"""Bytes moved ÷ bytes of a packed weight where bitsandbytes unpacks a matrix before it multiplies: read in 4 bits with
+its scales, written and read again in 16."""
+WORTH_IT, NOT_WORTH_IT = 1.2, 1.05
+SOURCES = {
+    "memory, bandwidth, compute": "the vendor's data sheet",
+    "share of the bandwidth reached": f"assumed: {REACHED:.0%}",
+    "share of the arithmetic reached": f"assumed: {ARITHMETIC:.0%}",
+    "kernels of a layer": f"assumed: {LAYER_SECONDS * 1e6:.0f} µs in a captured graph",
+    "bytes of weights and caches": "counted from the models' configs, as loading would lay them out",
+    "rows multiplied in 4 bits": "bitsandbytes 0.50's source; past them whole matrices are unpacked for every pass",
+    "acceptance": "0.6 to 0.8 is usual for a draft of the same family; Leviathan et al. 2023 (tables 2 and 3) report "
+    "about 0.5 to 0.9. Your text decides: measure it",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as its data sheet has it: GB, GB/s, dense 16-bit TFLOPS; `nf4_rows` as in `assets/devices.toml`."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    compute: float
+    nf4_rows: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The best draft length up to 8 at an acceptance rate, 0 where plain decoding is faster, and its speed-up."""
+
+    acceptance: float
+    draft_length: int
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A precision on a card. Bytes as loading would lay them out; `tokens_per_second` of plain decoding behind
+    `context` tokens; `gains` are empty without a draft."""
+
+    precision: str
+    needed: int
+    fits: bool
+    tokens_per_second: float
+    gains: tuple[Gain, ...]
+
+
+@dataclass(frozen=True)
+class DevicePrediction:
+    """A pair on a card, in every precision; `go` is the decision, `sentence` says it with its reason."""
+
+    card: Card
+    context: int
+    outlooks: tuple[Outlook, ...]
+    go: bool
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "kind": "prediction", "sources": SOURCES}
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(DEVICES.read_text(encoding="utf-8"))
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """The cards of `assets/devices.toml`."""
+    return tuple(Card(**{**_document()["defaults"], **entry}) for entry in _document()["devices"])
+
+
+def find_card(text: str) -> Card:
+    """A card by its name, or one of one's own: "12 GB, 504 GB/s, 58 TFLOPS". Raises UserError for what is neither."""
+    known = {_plain(card.name): card for card in cards()}
+    if found := known.get(_plain(text)):
+        return found
+    if own := _own_card(text):
+        return own
+    near = difflib.get_close_matches(_plain(text), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(known[name].name for name in near)}? Else" if near else "for a card not listed"
+    raise UserError(
+        f"No card is known as {text[:60]!r}; {hint} write its figures, such as '12 GB, 504 GB/s, 58 TFLOPS'."
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"nvidia|geforce|radeon|amd|tesla|sxm|pcie|[^a-z0-9]", "", name.lower())
+
+
+def _own_card(text: str) -> Card | None:
+    units = {"memory": r"gi?b(?!/|\w)", "bandwidth": r"gb/s", "compute": r"tflops?"}
+    found = {key: re.search(rf"(\d+(?:\.\d+)?)\s*{unit}", text, re.IGNORECASE) for key, unit in units.items()}
+    figures = {key: float(match[1]) for key, match in found.items() if match}
+    if len(figures) < len(units) or not all(0 < figure < 1e6 for figure in figures.values()):
+        return None
+    return Card("your card", nf4_rows=_document()["defaults"]["nf4_rows"], **figures)
+
+
+def predict_on(card: Card, target: str, draft: str | None, context: int = 2048) -> DevicePrediction:
+    """A pair, by names as `inspect` takes them, on a card. Raises UserError where a model cannot be looked at."""
+    files = preview(target, "target"), preview(draft, "draft") if draft else None
+    outlooks = tuple(_outlook(card, files, precision, context) for precision in PRECISIONS)
+    return DevicePrediction(card, context, outlooks, *_decide(card, outlooks))
+
+
+def _outlook(card: Card, files: tuple[Preview, Preview | None], precision: str, context: int) -> Outlook:
+    place = torch.device("cuda")
+    target = size_up(files[0], place, precision)
+    draft = size_up(files[1], place, precision) if files[1] else None
+    models = [target, draft] if draft else [target]
+    needed = sum(m.weights.total + m.cache_bytes(context) for m in models) + max(
+        m.workspace_bytes(context) for m in models
+    )
+    fits = needed <= USABLE * card.memory * 1e9
+    plain = pass_seconds(card, target, 1, context)
+    gains = tuple(_gain(card, target, draft, alpha, context) for alpha in ALPHAS) if draft else ()
+    return Outlook(precision, needed, fits, 1 / plain, gains)
+
+
+def pass_seconds(card: Card, model: Sized, rows: int, context: int) -> float:
+    """Seconds of a pass over `rows` tokens behind `context` cached ones: the longer of reading and arithmetic."""
+    weights = model.weights.read
+    if model.format.precision == "nf4" and rows > card.nf4_rows:
+        weights *= UNPACKING
+    reading = (weights + model.cache_bytes(context)) / (REACHED * card.bandwidth * 1e9)
+    arithmetic = 2 * model.weights.active_parameters * rows / (ARITHMETIC * card.compute * 1e12)
+    return max(reading, arithmetic) + model.layers * LAYER_SECONDS
+
+
+def _gain(card: Card, target: Sized, draft: Sized, alpha: float, context: int) -> Gain:
+    step = pass_seconds(card, draft, 1, context)
+
+    def speedup(length: int) -> float:
+        return honest(
+            expected_tokens(alpha, length), length, lambda rows: pass_seconds(card, target, rows, context), step
+        )
+
+    best = max(range(LONGEST + 1), key=speedup)
+    return Gain(alpha, best, speedup(best))
+
+
+def _decide(card: Card, outlooks: Sequence[Outlook]) -> tuple[bool, str]:
+    """Go or no-go at the middle acceptance, in the precision that is fastest among those that fit."""
+    fitting = [outlook for outlook in outlooks if outlook.fits]
+    if not fitting:
+        least = min(outlooks, key=lambda outlook: outlook.needed)
+        return False, (
+            f"No-go: the smallest of it, {least.precision}, needs {in_bytes(least.needed)} with this context; "
+            f"{card.name} leaves about {in_bytes(round(USABLE * card.memory * 1e9))}."
+        )
+    if not fitting[0].gains:
+        best = max(fitting, key=lambda outlook: outlook.tokens_per_second)
+        return (
+            True,
+            f"It fits; about {best.tokens_per_second:.0f} tokens/s plainly in {best.precision}. No draft to judge.",
+        )
+    best = max(fitting, key=lambda outlook: outlook.tokens_per_second * _middle(outlook).speedup)
+    gain = _middle(best)
+    speed = f"about {best.tokens_per_second:.0f} tokens/s plainly in {best.precision}"
+    if gain.speedup >= WORTH_IT:
+        return True, (
+            f"Go: {speed}, and about {gain.speedup:.1f}× that with drafts of {gain.draft_length} if "
+            f"{gain.acceptance:.0%} are accepted."
+        )
+    if gain.speedup > NOT_WORTH_IT:
+        return False, f"Hardly: {speed}, and only {gain.speedup:.2f}× that if {gain.acceptance:.0%} are accepted."
+    return False, f"No-go: {speed}; at {gain.acceptance:.0%} acceptance a draft costs as much as it saves."
+
+
+def _middle(outlook: Outlook) -> Gain:
+    return outlook.gains[len(outlook.gains) // 2]
+
+
+def prediction_card(found: DevicePrediction) -> str:
+    """For a terminal: the sentence, a line per precision, and where every number comes from."""
+    card = found.card
+    lines = [
+        f"{card.name} ({card.memory:g} GB, {card.bandwidth:g} GB/s, {card.compute:g} TFLOPS): predicted, not measured.",
+        f"  {found.sentence}",
+    ]
+    for outlook in found.outlooks:
+        fits = "fits" if outlook.fits else "does not fit"
+        gains = "; ".join(
+            f"{g.acceptance:.0%} accepted: {g.speedup:.2f}× (draft {g.draft_length})" for g in outlook.gains
+        )
+        lines.append(
+            f"  {outlook.precision:<5} {in_bytes(outlook.needed)} with {found.context:,} tokens, {fits}; plain "
+            f"{outlook.tokens_per_second:.0f} tokens/s" + (f"; {gains}" if gains else "")
+        )
+    return "\n".join([*lines, *(f"  {what}: {source}." for what, source in SOURCES.items())])

@@ -1,10 +1,10 @@
-"""The decoding loop: draft, verify with one target pass, accept or correct, roll back.
+"""A lane: one run in progress, with everything it leased, its ids turned into text; and the race between lanes.
 
-`speculative` and `plain` are generators of rounds over runners; a `Lane` is one run in progress with everything it
-leased; `race` steps lanes fairly by engine time. Clocks see engine work only: turning ids into text, and whatever the
-caller does between rounds, is outside.
+    with open_lane(pair, prompt, settings) as lane:
+        for round_ in lane:
+            ...
 
-Where a run happened: device, versions, models. Part of every document, so that figures can be compared.
+`describe_environment` says where a run happened: part of every document, so that figures can be compared.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from core.decoding import plain, speculative
+from core.decoding import speculative
 from core.drafting import Drafter
 from core.drafting.build import build_drafter
+from core.drafting.length import Fixed
 from core.errors import UserError, out_of_memory, release_memory
 from core.loading.geometry import describe_geometry
 from core.loading.model import Model, use_threads
@@ -34,20 +35,30 @@ from core.text import Detokenizer, encode_prompt
 
 @dataclass
 class Lane:
-    """One run in progress, with the runners it leased; `close` gives them back."""
+    """One run in progress, an iterator of its rounds. The first one takes the prefill too, and nothing is computed
+    before. `with` ends the run where it stands and gives back the runners it leased."""
 
     run: Run
-    _rounds: Iterator[Round]
-    _resources: ExitStack
     pair: Pair
+    _rounds: Iterator[Round]
+    _text: Detokenizer
+    _resources: ExitStack
     seconds: float = 0.0
     """Engine time so far, prefill included: what the race is scheduled by."""
 
-    def step(self) -> Round | None:
-        """Advance by one round (the first time also the prefill); None at the end."""
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Lane:
+        return self
+
+    def __next__(self) -> Round:
         use_threads(self.pair.target.threads)
         try:
-            round_ = next(self._rounds, None)
+            round_ = next(self._rounds)
             exhausted = False
         except Exception as error:
             if not out_of_memory(error):
@@ -59,10 +70,10 @@ class Lane:
                 f"The memory of this device ran out {self._where()}; shorten the prompt, ask for fewer new tokens, "
                 "or load the models in a smaller precision."
             )
-        if round_ is not None:
-            if not self.seconds:
-                self.seconds = self.run.prefill_seconds + self.run.draft_prefill_seconds
-            self.seconds += round_.seconds
+        if not self.seconds:
+            self.seconds = self.run.prefill_seconds + self.run.draft_prefill_seconds
+        self.seconds += round_.seconds
+        self.run.text += self._text.write(round_)
         return round_
 
     def close(self) -> None:
@@ -88,22 +99,22 @@ class Lane:
 def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, tops: int = 0) -> Lane:
     """Check the settings, lease runners, and set up a run; nothing is computed before its first step.
 
-    Raises UserError where prompt, settings and pair do not go together.
+    `tops` > 0 records that many of the likeliest tokens at every position. Raises UserError where prompt, settings and
+    pair do not go together.
     """
     prompt_ids = encode_prompt(pair.target, prompt, settings)
     check_settings(pair.target, prompt_ids, settings)
     run = Run(settings, describe_environment(pair.target, pair.draft), prompt, prompt_ids)
     text = Detokenizer(pair.target.tokenizer, prompt_ids)
     stop_ids = frozenset() if settings.ignore_eos else pair.target.stop_ids
+    drafter, length = None, Fixed(1)
     with ExitStack() as resources:
         target = resources.enter_context(pair.target.lease())
-        if settings.method == "plain":
-            rounds = plain(target, run, text, stop_ids=stop_ids, stop=stop, tops=tops)
-        else:
+        if settings.method != "plain":
             drafter, length = build_drafter(pair, target, settings, resources)
             run.environment["drafter"] = describe_drafter(drafter, pair.translation is not None)
-            rounds = speculative(target, drafter, run, text, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
-        return Lane(run, rounds, resources.pop_all(), pair)
+        rounds = speculative(target, drafter, run, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
+        return Lane(run, pair, rounds, text, resources.pop_all())
 
 
 def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> None:
@@ -125,7 +136,7 @@ def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> 
 
 
 def race(lanes: Sequence[Lane]) -> Iterator[tuple[int, Round]]:
-    """Step lanes on a shared device: next is the lane with the least engine time, prefill included.
+    """Advance lanes on a shared device: next is the lane with the least engine time, prefill included.
 
     Every lane then shows at any moment how far it would have come in the same time on a device of its own. Yields the
     lane's index and its round; closes all lanes at the end, also when the caller goes away.
@@ -134,7 +145,7 @@ def race(lanes: Sequence[Lane]) -> Iterator[tuple[int, Round]]:
     try:
         while going:
             index = min(going, key=lambda i: (lanes[i].seconds, i))
-            round_ = lanes[index].step()
+            round_ = next(lanes[index], None)
             if round_ is None:
                 going.remove(index)
             else:

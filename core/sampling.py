@@ -63,6 +63,13 @@ class Sampling:
             logits = logits.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), -torch.inf)
         return logits.softmax(-1, dtype=torch.float32)
 
+    def favourites(self, logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
+        """The `count` likeliest tokens of each row of logits [n, vocab] with their probabilities, possible ones only:
+        after the chain, or of a plain softmax where the chain is greedy."""
+        probs = logits.float().softmax(-1) if self.greedy else self.probabilities(logits)
+        values, ids = probs.topk(min(count, probs.shape[-1]), dim=-1)
+        return [[(i, p) for i, p in zip(*row) if p > 0] for row in zip(ids.tolist(), values.tolist())]
+
 
 def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose probability reaches top_p (Holtzman et al. 2019)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 from core.errors import UserError, first_line
 from core.loading.model import Model
 from core.loading.pair import special_ids
-from core.records import Settings, Token
+from core.records import Round, Settings
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4
@@ -63,15 +63,24 @@ class Detokenizer:
             windows.append(window)
         return texts
 
+    def write(self, round_: Round) -> str:
+        """Fill in the texts of a round's tokens and candidates, commit the kept ones, and return the output text they
+        add: everything but special tokens."""
+        texts = self.peek([token.id for token in round_.drafted], [token.parent for token in round_.drafted])
+        for token, text in zip(round_.drafted, texts):
+            token.text = text
+        for token in round_.kept:
+            token.text = self.push(token.id)
+        for token in (*round_.drafted, *filter(None, [round_.emitted])):
+            for candidate in (*(token.top_target or ()), *(token.top_draft or ())):
+                candidate.text = self.alone(candidate.id)
+        return "".join(token.text for token in round_.kept if token.id not in self._special)
+
     def alone(self, token_id: int) -> str:
         """The text of a token apart from any context, unfinished characters shown as such."""
         if token_id not in self._alone:
             self._alone[token_id] = self._decode([token_id])
         return self._alone[token_id]
-
-    def visible(self, tokens: Iterable[Token]) -> str:
-        """The output text of kept tokens: everything but special tokens."""
-        return "".join(token.text for token in tokens if token.id not in self._special)
 
     def _step(self, window: _Window, token_id: int) -> tuple[str, _Window]:
         if token_id in self._special:

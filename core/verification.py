@@ -1,5 +1,8 @@
 """Accept, correct, bonus: the rule that makes speculative decoding lossless. Pure functions on tensors.
 
+`judge` comes from logits and a draft to a verdict; the rule itself is `verify_chain`, `verify_tree` and their limit at
+temperature 0, `verify_greedy`.
+
 Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for chains, SpecInfer (arXiv
 2305.09781) for trees. `p` is the target's and `q` the drafter's distribution after the whole sampler chain.
 
@@ -11,19 +14,110 @@ position. The output is then distributed exactly as if the target had sampled al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite, isnan
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from core.sampling import draw
+from core.drafting import Draft
+from core.errors import UserError
+from core.records import Outcome
+from core.runners.host import ids_on, lists_on_host, on_host
+from core.sampling import Sampling, draw
 
 NOTHING = 1e-30
 """A residual no heavier than this is what rounding left of p - q."""
 
 
-class Verdict(NamedTuple):
+@dataclass(slots=True)
+class Verdict:
+    """What became of a draft of k tokens, on the host. `drafted`: their ids.
+
+    `path`: indices of the accepted ones in order; `rejected`: of those judged and refused; `token` follows the path,
+    with its `outcome`. What target and drafter gave the drafted tokens, `p` and `q` [k], and the target `token`;
+    `draws` [k] are the uniform numbers of the acceptance tests, none where nothing is drawn (greedy).
+    """
+
+    drafted: list[int]
+    path: list[int]
+    rejected: list[int]
+    token: int
+    outcome: Outcome
+    p: list[float]
+    q: list[float]
+    token_p: float
+    draws: list[float] = field(default_factory=list)
+
+
+def judge(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor) -> Verdict:
+    """Judge a draft of k tokens by the target's logits [k+1, vocab]; uniforms [≥ k+1] in [0, 1), the first k for the
+    acceptance tests and the next for the token that follows. Raises UserError for logits that are not numbers."""
+    if sampling.greedy:
+        return _judge_greedy(logits, draft)
+    if draft.parents is not None and len(draft):
+        return _judge_tree(logits, draft, draft.parents, sampling, uniforms)
+    return _judge_chain(logits, draft, sampling, uniforms)
+
+
+def _judge_greedy(logits: Tensor, draft: Draft) -> Verdict:
+    k = len(draft)
+    best, choices = logits.max(-1)
+    largest, chosen, drafted = lists_on_host(best, choices, draft.tokens)
+    _check_numbers(all(map(isfinite, largest)))
+    parents = list(range(-1, k - 1)) if draft.parents is None else draft.parents
+    found = verify_greedy(chosen, drafted, parents)
+    p = [float(chosen[parent + 1] == token) for parent, token in zip(parents, drafted)]
+    outcome = _outcome(k, found.corrected)
+    return Verdict(drafted, found.path, found.rejected, found.token, outcome, p, q=[1.0] * k, token_p=1.0)
+
+
+def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor) -> Verdict:
+    k = len(draft)
+    uniforms = uniforms[: k + 1]
+    found = verify_chain(sampling.probabilities(logits), draft.tokens, draft.probs, uniforms)
+    (accepted,), (token,), (token_p,), drafted, p, q, draws = lists_on_host(
+        found.accepted, found.token, found.token_p, draft.tokens, found.p, found.q, uniforms[:-1]
+    )
+    # A NaN among a row of logits makes all probabilities of the row NaN, whichever of them is looked at.
+    _check_numbers(not any(map(isnan, (token_p, *p, *q))))
+    path, rejected = list(range(accepted)), list(range(accepted, k))[:1]
+    return Verdict(drafted, path, rejected, token, _outcome(k, accepted < k), p, q, token_p, draws)
+
+
+def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Verdict:
+    k = len(parents)
+    law = sampling.probabilities(logits)
+    p, ids, uniforms, *laws = on_host(
+        law, draft.tokens, uniforms[: k + 1], *([] if draft.probs is None else [draft.probs])
+    )
+    q = laws[0] if laws else None
+    drafted = ids.tolist()
+    vocab = p.shape[1]
+    p_of = p.take(ids_on(p.device, [(parent + 1) * vocab + token for parent, token in zip(parents, drafted)])).tolist()
+    q_of = [1.0] * k if q is None else q.gather(1, ids[:, None])[:, 0].tolist()
+    path, rejected, token, corrected = verify_tree(p, drafted, parents, q, uniforms, draft.replacement)
+    token_p = p[path[-1] + 1 if path else 0, token].item()
+    _check_numbers(not any(map(isnan, [token_p, *p_of])))
+    draws = uniforms[:-1].tolist()
+    return Verdict(drafted, path, rejected, token, _outcome(k, corrected), p_of, q_of, token_p, draws)
+
+
+def _outcome(drafted: int, corrected: bool) -> Outcome:
+    return "plain" if not drafted else "corrected" if corrected else "bonus"
+
+
+def _check_numbers(finite: bool) -> None:
+    if not finite:
+        raise UserError(
+            "A model returned logits that are not numbers (NaN or infinite), so nothing can be drawn from them; "
+            "try another precision (bf16 instead of fp16), or check the weights."
+        )
+
+
+class ChainVerdict(NamedTuple):
     """`accepted` [1] int64: how many drafted tokens stand; `token` [1] int64: the one that follows them (corrected if
     fewer than all were accepted, bonus otherwise; with nothing drafted, plain). To show: what the two laws gave the
     drafted tokens, `p` and `q` [γ] float32, and what the target's gave `token`, `token_p` [1] float32."""
@@ -45,7 +139,7 @@ class TreeVerdict(NamedTuple):
     corrected: bool
 
 
-def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) -> Verdict:
+def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) -> ChainVerdict:
     """Judge a chain of γ drafted tokens left to right.
 
     p [γ+1, vocab] float32: row i is the target's law given the context and tokens[:i]; tokens [γ] int64;
@@ -54,7 +148,7 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     """
     if not len(tokens):
         token, none = draw(p, uniforms), uniforms[:0]
-        return Verdict(torch.zeros_like(token), token, none, none, p.take(token))
+        return ChainVerdict(torch.zeros_like(token), token, none, none, p.take(token))
     drafted = tokens[:, None]
     if q is None:
         q = torch.zeros_like(p[:-1]).scatter_(1, drafted, 1.0)
@@ -63,7 +157,7 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     # A row of zeros after the last draft makes the bonus the same formula: nothing to subtract.
     law, subtracted = p.index_select(0, accepted), pad(q, (0, 0, 0, 1)).index_select(0, accepted)
     token = draw(residual(law, subtracted), uniforms[-1:])
-    return Verdict(accepted, token, p_of, q_of, law.take(token))
+    return ChainVerdict(accepted, token, p_of, q_of, law.take(token))
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

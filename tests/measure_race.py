@@ -38,8 +38,9 @@ def main() -> None:
 
             alone = lanes()
             for lane in alone:
-                for _ in race([lane]):
-                    pass
+                with lane:
+                    for _ in lane:
+                        pass
             racing = lanes()
             for _ in race(racing):
                 pass

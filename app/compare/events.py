@@ -203,9 +203,9 @@ def fetch_all(engine: Engine, comparison: Comparison, stop: Stop) -> Iterator[Ev
 def _warm_up(engine: Engine, pair: Any, contender: Contender, prompt: Prompt, stop: Stop) -> Iterator[Event]:
     few = min(WARM_UP_TOKENS, contender.settings.max_new_tokens)
     try:
-        lane = engine.open_lane(pair, prompt.text, replace(contender.settings, max_new_tokens=few), stop, tops=0)
-        for _ in engine.race([lane]):
-            pass
+        with engine.open_lane(pair, prompt.text, replace(contender.settings, max_new_tokens=few), stop, tops=0) as lane:
+            for _ in lane:
+                pass
     except Exception as error:
         yield give_up(contender, error)
 
@@ -223,12 +223,14 @@ class Tolerant:
     def seconds(self) -> float:
         return self._lane.seconds
 
-    def step(self) -> Round | None:
+    def __next__(self) -> Round:
         try:
-            return self._lane.step()
+            return next(self._lane)
+        except StopIteration:
+            raise
         except Exception as error:
             self.error = error
-            return None
+            raise StopIteration from error
 
     def close(self) -> None:
         self._lane.close()

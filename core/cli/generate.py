@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 from core.cli.shared import (
@@ -17,7 +18,6 @@ from core.cli.shared import (
     write_json,
 )
 from core.progress import console
-from core.records import Settings
 
 
 def add(commands: Commands) -> None:
@@ -42,28 +42,22 @@ def run_generate(arguments: argparse.Namespace) -> None:
     pair = load_pair(settings, console())
     if arguments.samples is not None:
         for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
-            run = finish(open_lane(pair, prompt, Settings(**{**settings.to_dict(), "seed": seed})))
-            print(json.dumps({"seed": seed, "token_ids": run.token_ids}), flush=True)
+            with open_lane(pair, prompt, replace(settings, seed=seed)) as lane:
+                for _ in lane:
+                    pass
+            print(json.dumps({"seed": seed, "token_ids": lane.run.token_ids}), flush=True)
         return
-    lane = open_lane(pair, prompt, settings, tops=3 if arguments.json else 0)
-    run = finish(lane, None if to_stdout else lambda text: print(text, end="", flush=True))
+    shown = 0
+    with open_lane(pair, prompt, settings, tops=3 if arguments.json else 0) as lane:
+        for _ in lane:
+            if not to_stdout:
+                print(lane.run.text[shown:], end="", flush=True)
+                shown = len(lane.run.text)
     if arguments.json:
-        write_json(arguments.json, run.to_dict())
+        write_json(arguments.json, lane.run.to_dict())
     if not to_stdout:
         print()
-        say(totals(run))
-
-
-def finish(lane: Any, show: Any = None) -> Any:
-    """Step a lane to its end; the run."""
-    from core.lanes import race
-
-    shown = 0
-    for _ in race([lane]):
-        if show:
-            show(lane.run.text[shown:])
-            shown = len(lane.run.text)
-    return lane.run
+        say(totals(lane.run))
 
 
 def totals(run: Any) -> str:

@@ -13,7 +13,8 @@ from core.drafting import Draft
 from core.errors import UserError
 from core.progress import Stop
 from core.records import Round
-from core.runners import Runner, ids_on, prefill
+from core.runners import Runner, prefill
+from core.runners.host import ids_on
 from core.sampling import Sampling, draw
 
 MOST_NODES, MOST_LEVELS = 64, 16

@@ -108,13 +108,10 @@ def check_greedy(
     for number, prompt in enumerate(prompts):
         runs: list[Run] = []
         for method in ("plain", settings.method):
-            lane = open_lane(pair, prompt, replace(greedy, method=method), stop, tops=2)
-            runs.append(lane.run)
-            try:
-                while lane.step() is not None:
+            with open_lane(pair, prompt, replace(greedy, method=method), stop, tops=2) as lane:
+                for _ in lane:
                     pass
-            finally:
-                lane.close()
+            runs.append(lane.run)
         if any(run.stop_reason == "cancelled" for run in runs):
             break
         texts += 1
@@ -189,11 +186,10 @@ def continuation(
     text = list(context)
     while len(text) < len(context) + 2:
         step = take_step(target, drafter, text, gamma, sampling, numbers)
-        kept = [*(step.drafted[i] for i in step.path), step.token]
-        if broken and step.drafted:
-            kept = step.drafted[:1]
-        totals["drafted"] += len(step.drafted)
-        totals["rejected"] += len(step.rejected)
+        drafted = step.verdict.drafted
+        kept = drafted[:1] if broken and drafted else step.kept
+        totals["drafted"] += len(drafted)
+        totals["rejected"] += len(step.verdict.rejected)
         text += kept
         target.truncate(len(text) - 1)
         drafter.truncate(len(text) - 1)

@@ -142,15 +142,12 @@ def _ours(pair: Pair, settings: Settings) -> Runner:
 
 def run_timed(pair: Pair, prompt: str, settings: Settings) -> tuple[Run, float | None]:
     """A finished run, and the share of its engine time that its bare forward passes took (None for a single round)."""
-    lane = open_lane(pair, prompt, settings)
-    try:
-        lane.step()  # the prefill and one round
+    with open_lane(pair, prompt, settings) as lane:
+        next(lane, None)  # the prefill and one round
         with PassTimer(pair.target.device) as passes:
-            while lane.step() is not None:
+            for _ in lane:
                 pass
         bare, engine = passes.seconds(), sum(round_.seconds for round_ in lane.run.rounds[1:])
-    finally:
-        lane.close()
     return lane.run, bare / engine if engine else None
 
 

@@ -17,7 +17,7 @@ from core.drafting.build import available
 from core.drafting.length import LONGEST
 from core.drafting.model import exit_layer
 from core.errors import UserError
-from core.lanes import describe_environment, open_lane, race
+from core.lanes import describe_environment, open_lane
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
@@ -149,9 +149,9 @@ def _schedule(variants: int, prompts: int, repeats: int) -> list[tuple[int, int,
 
 
 def _run(pair: Pair, prompt: str, settings: Settings, stop: Stop) -> Run:
-    lane = open_lane(pair, prompt, settings, stop)
-    for _ in race([lane]):
-        pass
+    with open_lane(pair, prompt, settings, stop) as lane:
+        for _ in lane:
+            pass
     return lane.run
 
 

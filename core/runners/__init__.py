@@ -7,7 +7,6 @@ absolute and the rest is fed as `tokens[runner.length:]`, so an off-by-one heals
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from core.clock import engine_time, synchronise
 from core.errors import Cancelled
 from core.progress import Stop
+from core.runners.host import ids_on
 
 
 class Runner(Protocol):
@@ -41,48 +41,6 @@ class Runner(Protocol):
     def keep(self, path: Sequence[int]) -> None:
         """Of the tree just fed keep only the tokens at these indices, in this order, as the newest of the cache."""
         ...
-
-
-def tree_depths(parents: Sequence[int] | None, n: int) -> list[int]:
-    """Depth of each fed token below the cache; a chain without parents."""
-    if parents is None:
-        return list(range(n))
-    depth: list[int] = []
-    for parent in parents:
-        depth.append(0 if parent < 0 else depth[parent] + 1)
-    return depth
-
-
-def tree_visible(parents: Sequence[int], length: int, window: int | None = None) -> Tensor:
-    """Which positions each tree token may attend to: bool [n, length + n], its ancestors, itself and the cache.
-
-    With a sliding `window`, only those fewer than `window` positions back, positions counted by depth.
-    """
-    n = len(parents)
-    within = torch.eye(n, dtype=torch.bool)
-    for i, parent in enumerate(parents):
-        if parent >= 0:
-            within[i] |= within[parent]
-    visible = torch.cat([torch.ones(n, length, dtype=torch.bool), within], dim=1)
-    if window is not None:
-        depth = torch.tensor(tree_depths(parents, n))
-        at = torch.cat([torch.arange(length), length + depth])
-        visible &= (length + depth)[:, None] - at[None] < window
-    return visible
-
-
-def ids_on(device: torch.device, ids: Sequence[int]) -> Tensor:
-    """Token ids from the host as int64 [n] on a device."""
-    if not ids:
-        return torch.empty(0, dtype=torch.long, device=device)
-    tensor = torch.frombuffer(array("q", ids), dtype=torch.long)  # half the time of torch.tensor
-    return tensor if device.type == "cpu" else moved(tensor, device)
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, without waiting for what the device still has to do: CUDA copies from pinned
-    memory alone in the order of its queue."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 PREFILL_CHUNK = 256

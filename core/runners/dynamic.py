@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from core.clock import timed_pass
-from core.runners import ids_on, moved, tree_depths, tree_visible
+from core.runners.host import ids_on
+from core.runners.masks import tree_depths, tree_mask
 
 
 class DynamicRunner:
@@ -123,29 +124,6 @@ def crop(cache: DynamicCache, length: int, layers: int | None = None) -> None:
         surplus = layer.get_seq_length() - length
         if surplus > 0:
             layer.crop(-surplus)
-
-
-def tree_mask(network: Any, parents: Sequence[int], length: int, device: torch.device) -> Tensor | dict[str, Tensor]:
-    """The additive 4-D mask transformers takes as it is; one per kind of layer where a model mixes kinds."""
-    dtype = network.get_input_embeddings().weight.dtype
-
-    def additive(window: int | None) -> Tensor:
-        visible = moved(tree_visible(parents, length, window), device)
-        return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)[
-            None, None
-        ]
-
-    return mask_by_kind(network, additive)
-
-
-def mask_by_kind(network: Any, additive: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
-    """The mask of each kind of layer of a model, made by `additive(window)`; a window of None is full attention."""
-    config = network.config.get_text_config(decoder=True)
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if "sliding_attention" in kinds:
-        return {kind: additive(window if kind == "sliding_attention" else None) for kind in sorted(kinds)}
-    return additive(window if not kinds else None)
 
 
 def early_exit_network(network: nn.Module, layers: int) -> nn.Module:

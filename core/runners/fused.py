@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.clock import timed_pass
-from core.runners import tree_depths, tree_visible
+from core.runners.masks import tree_depths, tree_visible
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Linear = Callable[[Tensor], Tensor]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, StaticLayer
 
-from core.runners import ids_on, moved, tree_depths, tree_visible
-from core.runners.dynamic import mask_by_kind
+from core.runners.host import ids_on, moved
+from core.runners.masks import mask_by_kind, tree_depths, tree_visible
 
 SHORTEST_REACH = 256
 

@@ -24,7 +24,6 @@ from core.measuring.peers import run_peer
 from core.records import Run, Settings, Spread, summarise
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
-from core.text import Detokenizer
 from tests.accelerator.models import DRAFT, SMALL, TARGET, as_model, build
 from tests.accelerator.scripted import ScriptedDrafter, ScriptedTarget
 
@@ -154,7 +153,6 @@ class Runs:
                 ScriptedTarget(target, self._text),
                 drafter,
                 run,
-                Detokenizer(pair.target.tokenizer, []),
                 length=controller,
             )
             next(rounds)

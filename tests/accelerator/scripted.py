@@ -13,7 +13,8 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.progress import Stop
-from core.runners import Runner, ids_on, prefill
+from core.runners import Runner, prefill
+from core.runners.host import ids_on
 
 CERTAIN = 1e4
 

@@ -15,9 +15,9 @@ from core.drafting.model import ModelDrafter
 from core.lanes import open_lane
 from core.measuring.bench import copy_bandwidth
 from core.records import METHODS, Settings, first_divergence
-from core.runners import ids_on
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, why_not
+from core.runners.host import ids_on
 from core.sampling import Sampling, Uniforms
 
 pytestmark = pytest.mark.gpu
@@ -140,7 +140,7 @@ def test_a_round_waits_for_the_device_once(device, sampling, gamma):
 
     def step():
         done = take_step(target, drafter, context, gamma, sampling, numbers)
-        context.extend([*(done.drafted[i] for i in done.path), done.token])
+        context.extend(done.kept)
 
     for _ in range(6):  # every length is captured
         step()
@@ -165,12 +165,9 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(device, pairs, pre
 
     def run_of(name):
         settings = Settings(method=name, max_new_tokens=48, ignore_eos=True, draft_length=4)
-        lane = open_lane(pair, "the quick brown fox the quick", settings, tops=3)
-        try:
-            while lane.step() is not None:
+        with open_lane(pair, "the quick brown fox the quick", settings, tops=3) as lane:
+            for _ in lane:
                 pass
-        finally:
-            lane.close()
         return lane.run
 
     plain, speculative = run_of("plain"), run_of(method)
@@ -198,10 +195,10 @@ def test_runs_leave_no_memory_behind(device, pairs):
     """A runner goes back to the pool with what it captured; the tenth run takes no more than the third."""
     pair, held = pairs("nf4"), []
     for _ in range(10):
-        lane = open_lane(pair, "the quick brown fox", Settings(max_new_tokens=32, ignore_eos=True, draft_length=3))
-        while lane.step() is not None:
-            pass
-        lane.close()
+        settings = Settings(max_new_tokens=32, ignore_eos=True, draft_length=3)
+        with open_lane(pair, "the quick brown fox", settings) as lane:
+            for _ in lane:
+                pass
         held.append(torch.cuda.memory_allocated() if device.type == "cuda" else 0)
     assert held[-1] <= held[2] + (1 << 16)
 

@@ -132,8 +132,17 @@ class FakeLane:
     rounds: Iterator[Round]
     seconds: float = 0.0
 
-    def step(self) -> Round | None:
-        round_ = next(self.rounds, None)
+    def __enter__(self) -> FakeLane:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> FakeLane:
+        return self
+
+    def __next__(self) -> Round:
+        round_ = next(self.rounds)
         self.seconds = self.run.engine_seconds
         return round_
 
@@ -264,7 +273,7 @@ class FakeEngine(Engine):
         try:
             while going:
                 index = min(going, key=lambda i: (lanes[i].seconds, i))
-                round_ = lanes[index].step()
+                round_ = next(lanes[index], None)
                 if round_ is None:
                     going.remove(index)
                 else:

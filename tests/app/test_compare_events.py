@@ -9,7 +9,7 @@ import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
 from app.compare import Compare
-from app.compare.events import Comparison, compare, fetch_all, notes, plan_event
+from app.compare.events import WARM_UP_TOKENS, Comparison, compare, fetch_all, notes, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
 from app.compare.lanes import lane_names, lanes_from
 from app.serving.device import Device
@@ -26,11 +26,13 @@ PROMPTS = [Prompt("one", "def f():"), Prompt("two", "class A:")]
 
 
 class PickyEngine(FakeEngine):
-    """Cannot load the target "owner/missing", has no memory for lanes with seed 13, notes who raced with whom."""
+    """Cannot load the target "owner/missing", has no memory for lanes with seed 13; notes who was opened, and who raced
+    with whom."""
 
     def __init__(self) -> None:
         super().__init__(pace=0)
         self.raced: list[list[str]] = []
+        self.opened: list[tuple[str, int]] = []
 
     def load(self, settings: Settings, *_: Any) -> Any:
         if settings.target == "owner/missing":
@@ -45,6 +47,7 @@ class PickyEngine(FakeEngine):
 
     def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Any, tops: int = 3) -> Any:
         lane = super().open_lane(pair, prompt, settings, stop, tops)
+        self.opened.append((str(settings.method), settings.max_new_tokens))
         if settings.seed == 13 and settings.max_new_tokens > 8:
             lane.rounds = self._exhausted(lane.rounds)
         return lane
@@ -149,7 +152,8 @@ def test_the_page_says_what_runs_in_turn_and_what_comes_on_top() -> None:
 def test_lanes_of_a_target_race_at_once_after_an_equal_warm_up() -> None:
     engine = PickyEngine()
     run([lane("draft"), lane("ngram"), lane("plain")], engine=engine)
-    assert engine.raced == [["draft"], ["ngram"], ["plain"], *[["draft", "ngram", "plain"]] * 2]
+    assert engine.raced == [["draft", "ngram", "plain"]] * 2
+    assert engine.opened[:3] == [(method, WARM_UP_TOKENS) for method in ("draft", "ngram", "plain")]
 
 
 def test_the_events_of_a_lane_are_its_run_documents() -> None:

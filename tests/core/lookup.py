@@ -88,19 +88,6 @@ class LookupView:
         del self._full.rows[length:]
 
 
-class NoText:
-    """In place of a Detokenizer: these tokens have no text."""
-
-    def push(self, token_id: int) -> str:
-        return ""
-
-    def peek(self, token_ids: list[int], parents: list[int | None]) -> list[str]:
-        return [""] * len(token_ids)
-
-    def visible(self, tokens: object) -> str:
-        return ""
-
-
 def decode(
     target: LookupRunner, drafter: Drafter | None, sampling: Sampling, length: int | Controller, tokens: int, seed: int
 ) -> Run:
@@ -116,7 +103,7 @@ def decode(
     )
     run = Run(settings, {}, "", prompt_ids=list(range(BLOCK)))
     with torch.inference_mode():
-        for _ in speculative(target, drafter, run, NoText(), length=controller):
+        for _ in speculative(target, drafter, run, length=controller):
             pass
     return run
 

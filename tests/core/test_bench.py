@@ -169,10 +169,9 @@ def test_peers_write_the_same_text(pair, monkeypatch):
 
     monkeypatch.setattr(pair.target.network, "generate", watched)
     assert run_peer(pair, "transformers assisted", PROMPTS[0], SETTINGS) > 0
-    lane = open_lane(pair, PROMPTS[0], SETTINGS)
-    while lane.step() is not None:
-        pass
-    lane.close()
+    with open_lane(pair, PROMPTS[0], SETTINGS) as lane:
+        for _ in lane:
+            pass
     assert written["ids"][0].tolist() == lane.run.prompt_ids + lane.run.token_ids
 
 

@@ -9,12 +9,13 @@ from tiny import ARCHITECTURES, VOCABULARY, random_model, random_prompt, target_
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.decoding import in_one_transfer, lists_on_host, take_step
+from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.tree import TreeDrafter
 from core.loading.model import Model
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, why_not, why_not_static
+from core.runners.host import in_one_transfer, lists_on_host
 from core.runners.static_cache import run_pass
 from core.sampling import Sampling, Uniforms
 
@@ -58,9 +59,9 @@ def pair_of(drafting, sampling):
 def waits_of_a_round(target, drafter, gamma, sampling, monkeypatch):
     context, numbers = random_prompt(20), Uniforms(0, torch.device("cpu"))
     first = take_step(target, drafter, context, 2, sampling, numbers)  # both caches hold the text but for its end
-    context += [*(first.drafted[i] for i in first.path), first.token]
+    context += first.kept
     with monkeypatch.context() as patch, Waits(patch) as waits:
-        patch.setattr("core.decoding.lists_on_host", in_one_transfer)  # as for a device
+        patch.setattr("core.verification.lists_on_host", in_one_transfer)  # as for a device
         take_step(target, drafter, context, gamma, sampling, numbers)
     return waits.count
 

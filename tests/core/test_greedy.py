@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 import torch
-from lookup import CPU, NoText
+from lookup import CPU
 from tiny import KINDS, SLIDING, draft_runner, random_prompt, target_of, target_runner
 from transformers import AutoModelForCausalLM
 
@@ -38,7 +38,7 @@ def reference(kind: str, prompt_length: int, stop_id: int | None = None) -> list
 
 def decode(target, drafter, prompt_length, gamma, stop_ids=frozenset()):
     run = Run(Settings(max_new_tokens=NEW), {}, "", random_prompt(prompt_length))
-    for _ in speculative(target, drafter, run, NoText(), length=Fixed(gamma), stop_ids=stop_ids):
+    for _ in speculative(target, drafter, run, length=Fixed(gamma), stop_ids=stop_ids):
         pass
     return run
 

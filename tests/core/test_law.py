@@ -119,7 +119,7 @@ def test_acceptance_rate_is_the_overlap_of_the_laws():
     draws = 4_000
     with torch.inference_mode():
         for _ in range(draws):
-            accepted += len(take_step(target, drafter, [0] * BLOCK, 1, sampling, numbers).path)
+            accepted += len(take_step(target, drafter, [0] * BLOCK, 1, sampling, numbers).verdict.path)
             target.truncate(BLOCK - 1)
             drafter.truncate(BLOCK - 1)
     expected = float(overlap[0])
@@ -146,6 +146,6 @@ def test_a_transformers_model_end_to_end():
             drafter.truncate(len(prompt) - 1)
             while len(text) < len(prompt) + 2:
                 step = take_step(target, drafter, text, 1, sampling, numbers)
-                text += [step.drafted[i] for i in step.path] + [step.token]
+                text += step.kept
             counts[text[len(prompt)], text[len(prompt) + 1]] += 1
     assert p_value(counts.flatten(), law.flatten()) > THRESHOLD

@@ -9,7 +9,7 @@ from lookup import BLOCK, LookupRunner
 from scipy.stats import chi2
 from test_mutants import accept_by_ratio_of_argmax, match_and_draw_again, no_bonus_row, no_residual
 
-from core import decoding as judging
+from core import verification
 from core.errors import UserError
 from core.explaining.lossless import (
     GreedyCheck,
@@ -59,12 +59,12 @@ def test_the_right_rule_passes(method):
 @pytest.mark.parametrize("mutant", [no_residual, no_bonus_row, accept_by_ratio_of_argmax], ids=lambda f: f.__name__)
 def test_wrong_rules_fail(mutant, monkeypatch):
     """The faults of tests/core/test_mutants.py show in 1,500 continuations of two tokens."""
-    monkeypatch.setattr(judging, "verify_chain", mutant)
+    monkeypatch.setattr(verification, "verify_chain", mutant)
     assert check(gamma=2).p_value < 1e-4
 
 
 def test_drawing_again_after_a_mismatch_fails(monkeypatch):
-    monkeypatch.setattr(judging, "verify_chain", match_and_draw_again)
+    monkeypatch.setattr(verification, "verify_chain", match_and_draw_again)
     assert check("draft", "similar").p_value < 1e-4
 
 
@@ -138,10 +138,9 @@ def last(items):
 def test_a_loaded_pair_is_checked_at_a_place_of_its_run(pair, method):
     """End to end on real runners, from the caches rolled back to the context each time."""
     settings = Settings(method=method, temperature=1.5, top_k=12, max_new_tokens=30, ignore_eos=True, exit_layer=1)
-    lane = open_lane(pair, "the quick brown fox the quick brown", settings)
-    while lane.step() is not None:
-        pass
-    lane.close()
+    with open_lane(pair, "the quick brown fox the quick brown", settings) as lane:
+        for _ in lane:
+            pass
     found = last(check_law(pair, lane.run, "", settings, n=200))
     assert isinstance(found, LawCheck)
     assert found.p_value > 1e-4
@@ -182,7 +181,7 @@ def test_a_greedy_difference_is_told_with_its_place_and_gap(pair, monkeypatch):
         verdict = verify_greedy(choices, tokens, parents)
         return verdict._replace(token=(verdict.token + 1) % 200) if tokens else verdict
 
-    monkeypatch.setattr(judging, "verify_greedy", second_best)
+    monkeypatch.setattr(verification, "verify_greedy", second_best)
     found = last(check_greedy(pair, ["the quick"], Settings(draft_length=2, max_new_tokens=20, ignore_eos=True)))
     assert found.identical == 0
     number, divergence = found.divergences[0]

@@ -6,7 +6,7 @@ from drafters import DRAFTS, TARGET, make_drafter
 from lookup import BLOCK, CPU, LookupRunner, block_law, count_blocks, decode, p_value
 from test_law import DRAWS, THRESHOLD
 
-from core import decoding as judging
+from core import verification
 from core.drafting import Draft
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
@@ -70,7 +70,7 @@ CHAIN_MUTANTS = [no_residual, no_bonus_row, accept_by_ratio_of_argmax, reuse_the
 @pytest.mark.parametrize("mutant", CHAIN_MUTANTS, ids=lambda f: f.__name__)
 def test_wrong_rule_with_a_draft_model(mutant, monkeypatch):
     """Each wrong acceptance rule shows in the joint law."""
-    monkeypatch.setattr(judging, "verify_chain", mutant)
+    monkeypatch.setattr(verification, "verify_chain", mutant)
     target = LookupRunner(TARGET)
     assert law_of(make_drafter("draft", target, DRAFTS["similar"], SAMPLING), target) < THRESHOLD
 
@@ -78,7 +78,7 @@ def test_wrong_rule_with_a_draft_model(mutant, monkeypatch):
 @pytest.mark.parametrize("mutant", [no_residual, match_and_draw_again], ids=lambda f: f.__name__)
 def test_wrong_rule_with_ngrams(mutant, monkeypatch):
     """With a point mass the residual is p without the drafted token; drawing from all of p again favours it."""
-    monkeypatch.setattr(judging, "verify_chain", mutant)
+    monkeypatch.setattr(verification, "verify_chain", mutant)
     assert law_of(NgramDrafter(CPU), LookupRunner(TARGET)) < THRESHOLD
 
 
@@ -147,7 +147,7 @@ def accept_at_equality(p, tokens, q, uniforms):
 @pytest.mark.parametrize(("rule", "writes"), [(verify_chain, False), (accept_at_equality, True)])
 def test_only_a_strict_comparison_never_writes_the_impossible(rule, writes, monkeypatch):
     """With every uniform number 0 the right rule still writes nothing that top-k has excluded."""
-    monkeypatch.setattr(judging, "verify_chain", rule)
+    monkeypatch.setattr(verification, "verify_chain", rule)
     monkeypatch.setattr(torch, "rand", lambda size, **_: torch.zeros(size))
     sampling = Sampling(temperature=1.0, top_k=2)
     target = LookupRunner(TARGET)
@@ -201,7 +201,7 @@ TREE_MUTANTS = [
 @pytest.mark.parametrize("mutant, replacement, draft", TREE_MUTANTS)
 def test_wrong_rule_with_siblings(mutant, replacement, draft, monkeypatch):
     """Each wrong way of trying siblings shows in the joint law."""
-    monkeypatch.setattr(judging, "verify_tree", mutant)
+    monkeypatch.setattr(verification, "verify_tree", mutant)
     assert law_of_tree((4,), replacement, draft=draft) < THRESHOLD
 
 

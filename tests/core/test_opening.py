@@ -5,7 +5,7 @@ import json
 import pytest
 
 from app.history.run_file import read_run_file
-from core.lanes import open_lane, race
+from core.lanes import open_lane
 from core.records import METHODS, Settings
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
@@ -15,9 +15,9 @@ PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_document_is_opened_unchanged(pair, method, temperature):
     settings = Settings(method=method, temperature=temperature, max_new_tokens=24, draft_length=4)
-    lane = open_lane(pair, PROMPT, settings, tops=3)
-    for _ in race([lane]):
-        pass
+    with open_lane(pair, PROMPT, settings, tops=3) as lane:
+        for _ in lane:
+            pass
     document = json.loads(json.dumps(lane.run.to_dict()))
     for written in (document, {"schema": 1, "runs": [document, document]}):
         for opened in read_run_file(json.dumps(written)):

@@ -11,7 +11,7 @@ from tiny import make_tokenizer, random_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from core.errors import UserError
-from core.lanes import open_lane, race
+from core.lanes import open_lane
 from core.loading import load_model, load_pair, precision
 from core.loading.precision import choose_format
 from core.loading.weights import placed
@@ -58,9 +58,9 @@ def saved(tmp_path_factory, words):
 
 def written(pair, method, **changes):
     settings = Settings(method=method, max_new_tokens=NEW, ignore_eos=True, **changes)
-    lane = open_lane(pair, PROMPT, settings)
-    for _ in race([lane]):
-        pass
+    with open_lane(pair, PROMPT, settings) as lane:
+        for _ in lane:
+            pass
     return lane.run
 
 

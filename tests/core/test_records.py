@@ -22,10 +22,9 @@ METRICS = {
 
 
 def generate(pair, tops=0, **settings):
-    lane = open_lane(pair, PROMPT, Settings(**{"max_new_tokens": 24, "draft_length": 4, **settings}), tops=tops)
-    while lane.step() is not None:
-        pass
-    lane.close()
+    with open_lane(pair, PROMPT, Settings(**{"max_new_tokens": 24, "draft_length": 4, **settings}), tops=tops) as lane:
+        for _ in lane:
+            pass
     return lane.run
 
 

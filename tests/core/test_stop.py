@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lookup import NoText
 from tiny import draft_runner, random_prompt, target_runner
 
 from core.decoding import speculative
@@ -30,7 +29,7 @@ def decode(stop, prompt_length=5):
     target, draft = target_runner("llama"), draft_runner("llama")
     run = Run(Settings(max_new_tokens=20), {}, "", random_prompt(prompt_length))
     drafter = ModelDrafter(draft, Sampling(0.0))
-    for _ in speculative(target, drafter, run, NoText(), length=Fixed(2), stop=stop):
+    for _ in speculative(target, drafter, run, length=Fixed(2), stop=stop):
         pass
     return run, target.length, draft.length
 
@@ -62,12 +61,12 @@ def test_between_rounds():
 def test_closing_a_lane_ends_the_run_and_frees_its_runners(pair, steps):
     """Also where nothing was generated yet: the reader of a page may go at any moment."""
     lane = open_lane(pair, "the quick brown fox", Settings(max_new_tokens=50, ignore_eos=True, draft_length=2))
-    for _ in range(steps):
-        lane.step()
-    lane.close()
+    with lane:
+        for _ in range(steps):
+            next(lane)
     lane.close()
     assert lane.run.stop_reason == "cancelled"
-    assert lane.step() is None
+    assert list(lane) == []
     with pair.target.lease() as runner:
         assert runner.length == 0
 
@@ -106,4 +105,4 @@ def test_logits_that_are_not_numbers(temperature, value):
     target.feed = broken
     run = Run(Settings(temperature=temperature), {}, "", [1, 2])
     with pytest.raises(UserError, match="logits that are not numbers"):
-        next(speculative(target, None, run, NoText(), length=Fixed(1)))
+        next(speculative(target, None, run, length=Fixed(1)))

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from core.records import Token
+from core.records import Candidate, Round, Token
 from core.text import REPLACEMENT, Detokenizer
 
 TEXTS = [
@@ -83,9 +83,22 @@ def test_peek_follows_the_branches_of_a_tree(tokenizer):
 def test_special_tokens_show_in_the_stream_but_not_in_the_text(tokenizer):
     text = Detokenizer(tokenizer, [])
     end = tokenizer.eos_token_id
-    tokens = [Token(i, text.push(i), "plain") for i in [*tokenizer.encode("fox"), end, *tokenizer.encode("dog")]]
-    assert [t.text for t in tokens if t.id == end] == ["<|end|>"]
-    assert text.visible(tokens) == "foxdog"
+    ids = [*tokenizer.encode("fox"), end, *tokenizer.encode("dog")]
+    rounds = [Round(index, [], Token(i, "", "plain")) for index, i in enumerate(ids)]
+    assert "".join(text.write(round_) for round_ in rounds) == "foxdog"
+    assert [r.emitted.text for r in rounds if r.emitted.id == end] == ["<|end|>"]
+
+
+def test_writing_a_round_gives_every_token_and_candidate_its_text(tokenizer):
+    """A drafted token continues its parent, the emitted one what was accepted; candidates stand by themselves."""
+    f, o, x, g = tokenizer.convert_tokens_to_ids(["f", "o", "x", "g"])
+    drafted = [Token(f, "", "accepted"), Token(g, "", "ignored"), Token(o, "", "accepted", parent=0)]
+    drafted[1].top_draft = [Candidate(g, "", 0.9)]
+    emitted = Token(x, "", "bonus", top_target=[Candidate(x, "", 0.5), Candidate(o, "", 0.2)])
+    text = Detokenizer(tokenizer, [])
+    assert text.write(Round(0, drafted, emitted)) == "fox"
+    assert [token.text for token in drafted] == ["f", "g", "o"]
+    assert [candidate.text for candidate in (*drafted[1].top_draft, *emitted.top_target)] == ["g", "x", "o"]
 
 
 def test_alone_shows_a_token_without_context(tokenizer):

@@ -203,11 +203,10 @@ def test_in_a_tree_a_row_sees_its_ancestors_only():
 
 
 def finished(pair, prompt="the quick brown", **settings):
-    lane = open_lane(pair, prompt, Settings(temperature=0.8, max_new_tokens=24, ignore_eos=True, **settings), tops=2)
-    lengths = []
-    while lane.step() is not None:
-        lengths.append(lane)
-    lane.close()
+    chosen = Settings(temperature=0.8, max_new_tokens=24, ignore_eos=True, **settings)
+    with open_lane(pair, prompt, chosen, tops=2) as lane:
+        for _ in lane:
+            pass
     return lane.run
 
 

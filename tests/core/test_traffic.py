@@ -121,10 +121,9 @@ def test_a_run_reads_the_target_once_a_round(pair):
     once = weights_read(describe_geometry(pair.target), 1)
     for method in ("plain", "ngram"):
         settings = Settings(method=method, max_new_tokens=40, ignore_eos=True)
-        lane = open_lane(pair, "the quick brown fox the quick brown fox", settings)
-        while lane.step() is not None:
-            pass
-        lane.close()
+        with open_lane(pair, "the quick brown fox the quick brown fox", settings) as lane:
+            for _ in lane:
+                pass
         found = run_traffic(run_from_dict(lane.run.to_dict()))
         assert found.tokens == 40
         assert found.target_weights == len(lane.run.rounds) * once

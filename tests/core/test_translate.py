@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from drafters import DRAFTS, TARGET
-from lookup import BLOCK, CPU, LookupRunner, NoText, block_law, count_blocks, decode, p_value
+from lookup import BLOCK, CPU, LookupRunner, block_law, count_blocks, decode, p_value
 from test_law import DRAWS, THRESHOLD
 from tiny import random_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -309,7 +309,7 @@ def test_the_target_under_other_ids_is_always_accepted(sampling):
     drafter = TranslateDrafter(DynamicRunner(draft, 64), sampling, translation)
     settings = Settings(temperature=sampling.temperature, top_k=sampling.top_k, max_new_tokens=60)
     run = Run(settings, {}, "", [5, 6, 7])
-    for _ in speculative(DynamicRunner(target, 64), drafter, run, NoText(), length=Fixed(4)):
+    for _ in speculative(DynamicRunner(target, 64), drafter, run, length=Fixed(4)):
         pass
     assert {token.outcome for r in run.rounds for token in r.drafted} == {"accepted"}
     assert run.draft_prefill_seconds > 0
@@ -338,10 +338,9 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("prompt", ["The first people", CODE, "Grüße, 你好 🙂"], ids=["short", "long", "characters"])
 def test_greedy_text_is_the_targets_own(pair, method, prompt):
     settings = Settings(method=method, draft_length=3, max_new_tokens=40, chat="off", ignore_eos=True)
-    lane = open_lane(pair, prompt, settings)
-    while lane.step():
-        pass
-    lane.close()
+    with open_lane(pair, prompt, settings) as lane:
+        for _ in lane:
+            pass
     alone = pair.target.network.generate(
         torch.tensor([lane.run.prompt_ids]), do_sample=False, max_new_tokens=40, eos_token_id=None, pad_token_id=0
     )
@@ -351,10 +350,11 @@ def test_greedy_text_is_the_targets_own(pair, method, prompt):
 
 def test_sampled_run_records_a_draft_in_the_targets_tokens(pair):
     """What is recorded of the draft, its favourites too, are tokens of the target."""
-    lane = open_lane(pair, ENGLISH, Settings(draft_length=3, max_new_tokens=30, temperature=1.0, chat="off"), tops=3)
-    while lane.step():
-        pass
-    lane.close()
+    with open_lane(
+        pair, ENGLISH, Settings(draft_length=3, max_new_tokens=30, temperature=1.0, chat="off"), tops=3
+    ) as lane:
+        for _ in lane:
+            pass
     drafted = [token for r in lane.run.rounds for token in r.drafted]
     assert drafted
     known = set(pair.translation.target_ids.tolist())

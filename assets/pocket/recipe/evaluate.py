@@ -7,7 +7,7 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from core.lanes import open_lane, race
+from core.lanes import open_lane
 from core.loading import load_pair
 from core.loading.pair import Pair
 from core.records import Run, Settings, summarise
@@ -24,9 +24,9 @@ METHODS: dict[str, tuple[int | str, ...]] = {
 
 def complete(pair: Pair, prompt: str, settings: Settings) -> Run:
     """Run one lane to its end."""
-    lane = open_lane(pair, prompt, settings)
-    for _ in race([lane]):
-        pass
+    with open_lane(pair, prompt, settings) as lane:
+        for _ in lane:
+            pass
     return lane.run
 
 

@@ -17,7 +17,7 @@ from core.drafting import Draft, Drafter
 from core.drafting.length import Controller
 from core.errors import Cancelled
 from core.progress import Stop, never
-from core.records import Candidate, Round, Run, Token
+from core.records import CacheLengths, Candidate, Round, Run, Token
 from core.runners import Runner, prefill
 from core.runners.host import ids_on
 from core.sampling import Sampling, Uniforms
@@ -55,7 +55,7 @@ def speculative(
             choosing = engine_time()  # the engine's work too, as is learning from the outcome
             gamma = min(length.next(), useful) if drafter is not None else 0
             choosing = engine_time() - choosing
-            step = take_step(target, drafter if gamma else None, context, gamma, sampling, numbers)
+            step = take_step(target, drafter, context, gamma, sampling, numbers)
             round_ = record(step, len(run.rounds), sampling, stop_ids, tops)
             learning = engine_time()
             length.observe(round_)
@@ -76,11 +76,13 @@ def speculative(
 @dataclass(slots=True)
 class Step:
     """What one round did. logits [k+1, vocab]: row 0 is the target's after the context, row i+1 after drafted token i.
-    Times in seconds of engine time."""
+    `draft_cache`: None where the drafter has no cache of its own. Times in seconds of engine time."""
 
     draft: Draft
     logits: Tensor
     verdict: Verdict
+    target_cache: CacheLengths
+    draft_cache: CacheLengths | None
     draft_seconds: float
     verify_seconds: float
     other_seconds: float
@@ -105,11 +107,14 @@ def take_step(
     The round's uniform numbers are taken up front: the first half for the drafter, the rest for the judge.
     """
     clock = Clock(target.device)
+    cache = drafter.cache if drafter else None
+    held, draft_held = target.length, cache.length if cache else 0
     size = drafter.size(gamma) if drafter else 0
     uniforms = numbers.take(2 * size + 1)
-    draft = drafter.propose(context, gamma, uniforms[:size]) if drafter else Draft.none(target.device)
+    draft = drafter.propose(context, gamma, uniforms[:size]) if drafter and gamma else Draft.none(target.device)
+    draft_fullest = cache.length if cache else 0
     clock.mark()
-    fresh = ids_on(target.device, context[target.length :])
+    fresh = ids_on(target.device, context[held:])
     parents = None if draft.parents is None else _below(len(fresh), draft.parents)
     ids = torch.cat([fresh, draft.tokens]) if len(draft) else fresh
     logits = target.feed(ids, parents, rows=len(draft) + 1)
@@ -121,8 +126,11 @@ def take_step(
     target.truncate(stands)
     if drafter is not None:
         drafter.truncate(stands)
+    target_cache = CacheLengths(held, held + len(ids), target.length)
+    draft_cache = CacheLengths(draft_held, draft_fullest, cache.length) if cache else None
     (drafting, verifying), total = clock.stop()
-    return Step(draft, logits, verdict, drafting, verifying, max(0.0, total - drafting - verifying))
+    rest = max(0.0, total - drafting - verifying)
+    return Step(draft, logits, verdict, target_cache, draft_cache, drafting, verifying, rest)
 
 
 def _below(fresh: int, parents: list[int]) -> list[int]:
@@ -149,7 +157,8 @@ def record(step: Step, index: int, sampling: Sampling, stop_ids: frozenset[int],
     for token, drawn in zip(drafted, verdict.draws):
         token.draw = drawn if token.outcome != "ignored" else None
     emitted = Token(verdict.token, "", verdict.outcome, p=verdict.token_p) if cut is None else None
-    round_ = Round(index, drafted, emitted, step.draft_seconds, step.verify_seconds, step.other_seconds)
+    seconds = step.draft_seconds, step.verify_seconds, step.other_seconds
+    round_ = Round(index, drafted, emitted, *seconds, step.target_cache, step.draft_cache)
     if tops:
         _record_tops(round_, step, sampling, tops)
     return round_

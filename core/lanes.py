@@ -171,7 +171,7 @@ def describe_environment(target: Model, draft: Model | None) -> dict[str, Any]:
 def describe_drafter(drafter: Drafter, translated: bool) -> dict[str, Any]:
     """What of a run's drafter its settings do not tell: the exit layer that was chosen, and whether a draft model
     counts in tokens of its own."""
-    return {"exit_layer": getattr(getattr(drafter, "runner", None), "layers", None), "translated": translated}
+    return {"exit_layer": getattr(drafter, "exit_layer", None), "translated": translated}
 
 
 def device_name(device: torch.device) -> str:

@@ -63,9 +63,22 @@ class Token:
         return {k: v for k, v in asdict(self).items() if v is not None or not k.startswith("top_")}
 
 
+@dataclass(frozen=True, slots=True)
+class CacheLengths:
+    """Tokens a cache held before a round, at its fullest in it, and after the roll back."""
+
+    before: int
+    fullest: int
+    after: int
+
+
 @dataclass(slots=True)
 class Round:
-    """One draft and the target pass that judged it; times in seconds of engine time."""
+    """One draft and the target pass that judged it; times in seconds of engine time.
+
+    `draft_cache` is None where the drafter has no cache of its own in the target's tokens; `target_cache` is None in
+    documents from before either was recorded.
+    """
 
     index: int
     drafted: list[Token] = field(default_factory=list)
@@ -73,6 +86,8 @@ class Round:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
+    target_cache: CacheLengths | None = None
+    draft_cache: CacheLengths | None = None
 
     @property
     def seconds(self) -> float:
@@ -88,6 +103,7 @@ class Round:
         if self.emitted:
             drafted_only = ("q", "parent", "draw")
             emitted = {k: v for k, v in self.emitted.to_dict().items() if k not in drafted_only}
+        caches = {"target_cache": self.target_cache, "draft_cache": self.draft_cache}
         return {
             "index": self.index,
             "drafted": [t.to_dict() for t in self.drafted],
@@ -95,6 +111,7 @@ class Round:
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,
             "other_seconds": self.other_seconds,
+            **{name: asdict(lengths) for name, lengths in caches.items() if lengths},
         }
 
 
@@ -196,6 +213,7 @@ def _round(data: dict[str, Any]) -> Round:
         draft_seconds=data["draft_seconds"],
         verify_seconds=data["verify_seconds"],
         other_seconds=data["other_seconds"],
+        **{name: CacheLengths(**data[name]) for name in ("target_cache", "draft_cache") if data.get(name)},
     )
 
 

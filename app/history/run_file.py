@@ -66,6 +66,18 @@ class DraftedFile(Part):
     top_draft: Tops | None = None
 
 
+class CacheFile(Part):
+    before: Count
+    fullest: Count
+    after: Count
+
+    @model_validator(mode="after")
+    def fullest_is_fullest(self) -> Self:
+        if max(self.before, self.after) > self.fullest:
+            raise ValueError("a cache held more before or after a round than at its fullest")
+        return self
+
+
 class RoundFile(Part):
     index: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     drafted: Annotated[list[DraftedFile], Field(max_length=1024)]
@@ -73,6 +85,8 @@ class RoundFile(Part):
     draft_seconds: Seconds
     verify_seconds: Seconds
     other_seconds: Seconds
+    target_cache: CacheFile | None = None
+    draft_cache: CacheFile | None = None
 
     @model_validator(mode="after")
     def parents_come_first(self) -> Self:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from core.progress import Stop
+from core.runners import Runner
 
 
 @dataclass(slots=True)
@@ -39,6 +40,9 @@ class Draft:
 class Drafter(Protocol):
     """Proposes continuations of the committed text. It may return fewer tokens than asked, or none; after rounds that
     did not use it, it catches up on any number of tokens."""
+
+    cache: Runner | None
+    """The runner whose cache is the drafter's own, in the target's tokens, for its length to be recorded."""
 
     def size(self, length: int) -> int:
         """The most tokens a draft of this length (in a tree: depth) can have."""

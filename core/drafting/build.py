@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from core.costs import CostTable
 from core.drafting import Drafter
 from core.drafting.length import Adaptive, Controller, Fixed, Seconds
-from core.drafting.model import ModelDrafter, exit_layer
+from core.drafting.model import EarlyExitDrafter, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
@@ -48,7 +48,7 @@ def build_drafter(
     if method == "early-exit":
         layers = exit_layer(pair.target, settings.exit_layer)
         share = layers / pair.target.layers
-        return ModelDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
+        return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
     assert pair.draft is not None and draft_costs is not None
     runner = resources.enter_context(pair.draft.lease())
     if method == "tree":

@@ -5,6 +5,8 @@ Self-speculation: which of the target's layers to leave after. The drafter itsel
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ class ModelDrafter:
 
     def __init__(self, runner: Runner, sampling: Sampling, limit: int | None = None) -> None:
         self.runner = runner
+        self.cache: Runner | None = runner
         self._sampling = sampling
         self._limit = limit
 
@@ -62,6 +65,15 @@ class ModelDrafter:
 
     def reset(self) -> None:
         self.runner.truncate(0)
+
+
+class EarlyExitDrafter(ModelDrafter):
+    """Drafts with the target's first layers, which write into the target's own cache."""
+
+    def __init__(self, view: Any, sampling: Sampling) -> None:
+        super().__init__(view, sampling)
+        self.cache: Runner | None = None
+        self.exit_layer: int = view.layers
 
 
 SHARES = (0.125, 0.25, 0.375, 0.5)

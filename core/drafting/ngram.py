@@ -14,6 +14,7 @@ from core.drafting import Draft
 from core.drafting.model import ModelDrafter
 from core.drafting.translate import TranslateDrafter
 from core.progress import Stop
+from core.runners import Runner
 
 
 class NgramDrafter:
@@ -27,6 +28,8 @@ class NgramDrafter:
         self._device = device
         self._sizes = range(longest, shortest - 1, -1)
         self.reset()
+
+    cache: Runner | None = None
 
     def size(self, length: int) -> int:
         return length
@@ -67,6 +70,7 @@ class CombinedDrafter:
     def __init__(self, ngram: NgramDrafter, model: ModelDrafter | TranslateDrafter) -> None:
         self._ngram, self._model = ngram, model
         self.runner = model.runner
+        self.cache = model.cache
 
     def size(self, length: int) -> int:
         return length

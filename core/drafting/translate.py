@@ -32,6 +32,9 @@ class TranslateDrafter:
     `limit`: how many tokens fit in the draft's context; the same text may be more tokens for it than for the target.
     """
 
+    cache: Runner | None = None
+    """It has one, but of the draft's own tokens."""
+
     def __init__(self, runner: Runner, sampling: Sampling, translation: Translation, limit: int | None = None) -> None:
         self.runner = runner
         self._sampling = sampling

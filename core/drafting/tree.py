@@ -56,6 +56,7 @@ class TreeDrafter:
         replacement: bool = False,
     ) -> None:
         self.runner = runner
+        self.cache: Runner | None = runner
         self._sampling = sampling
         self._shape = shape
         self._limit = limit

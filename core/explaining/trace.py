@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from core.errors import UserError
 from core.loading.geometry import Geometry
-from core.records import Round, Run, depths
+from core.records import CacheLengths, Round, Run, depths
 
 Stage = Literal["in", "layer", "out"]
 
@@ -43,15 +43,6 @@ class LogitsRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheLengths:
-    """Tokens a cache held before a round, at its fullest in it, and after the roll back."""
-
-    before: int
-    fullest: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
 class RoundTrace:
     """One round: `committed` tokens of text before it, of which the target's cache holds all but the newest.
     `draft_cache` is None where the drafter has none of its own or its length is not known."""
@@ -76,18 +67,19 @@ def trace_round(run: Run, index: int) -> RoundTrace:
     if not run.prompt_ids:
         raise UserError("This run's document has no prompt tokens, so its passes cannot be traced.")
     round_ = run.rounds[index]
-    committed = len(run.prompt_ids) + sum(len(r.kept) for r in run.rounds[:index])
-    fed = 1 + len(round_.drafted)
-    accepted = sum(token.outcome == "accepted" for token in round_.drafted)
+    target, draft = round_.target_cache, round_.draft_cache
+    if target is None:
+        target, draft = replayed_target_cache(run, index), replayed_draft_cache(run, index)
+    fed = target.fullest - target.before
     return RoundTrace(
         index=index,
-        committed=committed,
+        committed=target.before + 1,
         fed=fed,
         rows=logits_rows([token.parent for token in round_.drafted]),
-        target_cache=CacheLengths(committed - 1, committed - 1 + fed, committed + accepted),
-        draft_cache=draft_cache(run, index),
-        tensors=_tensors(run, committed - 1, fed),
-        uncached=_tensors(run, 0, committed - 1 + fed),
+        target_cache=target,
+        draft_cache=draft,
+        tensors=_tensors(run, target.before, fed),
+        uncached=_tensors(run, 0, target.fullest),
     )
 
 
@@ -220,8 +212,16 @@ def _group(g: Geometry) -> str:
     return f"; {shared} query heads share each key head" if shared > 1 else ""
 
 
-def draft_cache(run: Run, index: int) -> CacheLengths | None:
-    """The draft model's cache in round `index`, replayed from the outcomes of the rounds up to it.
+def replayed_target_cache(run: Run, index: int) -> CacheLengths:
+    """The target's cache in round `index`, for documents whose rounds do not say: it holds all but the newest token."""
+    committed = len(run.prompt_ids) + sum(len(r.kept) for r in run.rounds[:index])
+    drafted = run.rounds[index].drafted
+    accepted = sum(token.outcome == "accepted" for token in drafted)
+    return CacheLengths(committed - 1, committed + len(drafted), committed + accepted)
+
+
+def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
+    """The draft model's cache in round `index`, for documents whose rounds do not say: from the outcomes up to it.
 
     None where there is none (n-gram; early exit writes into the target's), where the draft counts in tokens of its
     own, or where the document does not tell which rounds the draft model drafted.
@@ -259,6 +259,8 @@ def drafted_by_model(run: Run, round_: Round) -> bool | None:
         return False
     if run.settings.method != "ngram+draft":
         return True
+    if round_.draft_cache is not None:
+        return round_.draft_cache.fullest > round_.draft_cache.before
     first = round_.drafted[0]
     return None if first.top_target is None else first.top_draft is not None
 

@@ -49,7 +49,7 @@ class ScriptedDrafter:
     """Drafts with a runner's passes, one by one as `ModelDrafter` does; each token is right with chance `alpha`."""
 
     def __init__(self, runner: Runner, text: Tensor, alpha: float, vocab_size: int) -> None:
-        self.runner = runner
+        self.runner = self.cache = runner
         self._right = text
         self._wrong = (text + 1) % vocab_size
         self._alpha = alpha

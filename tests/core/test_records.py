@@ -15,6 +15,7 @@ TOP_LEVEL = {
     "schema", "settings", "environment", "prompt", "prompt_ids", "token_ids", "text", "stop_reason", "rounds",
     "metrics",
 }  # fmt: skip
+ROUND = {"index", "drafted", "emitted", "draft_seconds", "verify_seconds", "other_seconds", "target_cache"}
 METRICS = {
     "new_tokens", "seconds", "prefill_seconds", "draft_prefill_seconds", "tokens_per_second", "rounds",
     "tokens_per_round", "acceptance_rate", "draft_utilisation", "accepted_by_position",
@@ -40,7 +41,8 @@ def test_document_is_complete(pair, method, temperature):
     assert document["settings"]["method"] == method
     assert document["stop_reason"] in ("eos", "length")
     for index, round_ in enumerate(document["rounds"]):
-        assert set(round_) == {"index", "drafted", "emitted", "draft_seconds", "verify_seconds", "other_seconds"}
+        cached = {"draft_cache"} if method in ("draft", "ngram+draft", "tree") else set()
+        assert set(round_) == ROUND | cached
         assert round_["index"] == index
         for token in round_["drafted"]:
             assert {"id", "text", "p", "q", "outcome", "parent"} <= set(token)

@@ -1,5 +1,6 @@
 """The trace tells the truth: its shapes are those that hooks see in a real pass, on every kind of runner."""
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from core import decoding
 from core.errors import UserError
-from core.explaining.trace import draft_cache, logits_rows, trace_pass, trace_round
+from core.explaining.trace import logits_rows, trace_pass, trace_round
 from core.lanes import open_lane
 from core.loading.geometry import Geometry, decoder_layers, describe_geometry
 from core.loading.model import Model
@@ -223,30 +225,29 @@ def finished(pair, prompt="the quick brown", **settings):
     ids=str,
 )
 def test_cache_lengths_are_those_of_the_real_caches(pair, settings, monkeypatch):
-    """Replayed from the document alone, after every round."""
-    from core import decoding as rounds
-
-    held: list[tuple[int, int, int]] = []
-    step = rounds.take_step
+    """Recorded by the round itself; replayed from the outcomes, they are the same for documents that lack them."""
+    held = []
+    step = decoding.take_step
 
     def watched_step(target, drafter, *rest):
         before = target.length
         made = step(target, drafter, *rest)
-        held.append((before, target.length, drafter.runner.length if drafter else -1))
+        held.append((before, target.length, drafter.cache.length if drafter and drafter.cache else None))
         return made
 
-    monkeypatch.setattr("core.decoding.take_step", watched_step)
-    run = finished(pair, **settings)
-    run = run_from_dict(run.to_dict())
+    monkeypatch.setattr(decoding, "take_step", watched_step)
+    run = run_from_dict(finished(pair, **settings).to_dict())
+    older = copy.deepcopy(run)
+    for round_ in older.rounds:
+        round_.target_cache = round_.draft_cache = None
     for index, (before, after, draft) in enumerate(held):
-        trace = trace_round(run, index)
-        if index < len(held) - 1:  # the last round may be cut
-            assert (trace.target_cache.before, trace.target_cache.after) == (before, after)
-            cache = draft_cache(run, index)
-            if cache is not None and draft >= 0:
-                assert cache.after == draft
-        assert trace.target_cache.fullest == before + trace.fed
-    assert (draft_cache(run, 0) is None) == (settings["method"] in ("early-exit", "plain"))
+        trace, replayed = trace_round(run, index), trace_round(older, index)
+        assert (trace.target_cache.before, trace.target_cache.after) == (before, after)
+        assert trace.target_cache.fullest == before + len(run.rounds[index].drafted) + 1
+        assert (trace.draft_cache and trace.draft_cache.after) == draft
+        if draft is not None:
+            assert replayed == trace
+    assert any(draft is not None for *_, draft in held) == (settings["method"] not in ("early-exit", "plain"))
 
 
 def test_a_round_is_traced_from_its_document(pair):

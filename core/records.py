@@ -301,6 +301,16 @@ def summarise(run: Run) -> Metrics:
     )
 
 
+REPEATED_WORDS, REPEATED_SHARE, SHORTEST_JUDGED = 8, 0.3, 32
+
+
+def repeats_itself(token_ids: Sequence[int]) -> bool:
+    """Whether at least 3 in 10 stretches of 8 tokens stood before in the same answer: such a text is easy to draft, and
+    a speed-up on it says little of others. Loops reach a share of 0.4 to 0.9, texts that read well 0 to 0.25."""
+    stretches = [tuple(token_ids[i : i + REPEATED_WORDS]) for i in range(len(token_ids) - REPEATED_WORDS + 1)]
+    return len(token_ids) >= SHORTEST_JUDGED and len(set(stretches)) <= (1 - REPEATED_SHARE) * len(stretches)
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Several measurements of the same thing."""

@@ -17,7 +17,7 @@ from app.serving import Engine
 from app.serving.device import Device
 from app.serving.turns import Event, Stop, fetching, with_device, with_pair
 from app.tokens.markup import plural
-from core.records import Divergence, Metrics, Run, Settings, first_divergence, summarise
+from core.records import Divergence, Metrics, Run, Settings, first_divergence, repeats_itself, summarise
 
 
 def queued_race(
@@ -101,7 +101,7 @@ def verdict_event(runs: list[Run]) -> Event:
     greedy = speculative.settings.temperature == 0
     divergence = first_divergence(plain, speculative) if greedy else None
     found = verdict(speculative, plain, divergence)
-    why = inactive(speculative) or why_slower(speculative, plain)
+    why = inactive(speculative) or why_slower(speculative, plain) or why_easy(speculative)
     return {"e": "verdict", "kind": found.kind, "text": found.text, "why": why}
 
 
@@ -177,6 +177,11 @@ def why_slower(speculative: Run, plain: Run) -> str | None:
             "it brings."
         )
     return max(_remedies(speculative, fast, slow.seconds / slow.new_tokens, drafted))[1]
+
+
+def why_easy(speculative: Run) -> str | None:
+    """What a speed-up owes to a text that goes round in circles."""
+    return "The text repeats itself: drafting is easy here." if repeats_itself(speculative.token_ids) else None
 
 
 def _remedies(run: Run, metrics: Metrics, step: float, drafted: int) -> list[tuple[float, str]]:

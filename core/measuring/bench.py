@@ -28,7 +28,7 @@ from core.loading.geometry import describe_geometry
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.measuring.peers import PEERS, run_peer
-from core.records import SCHEMA, Run, Settings, Spread, summarise
+from core.records import SCHEMA, Run, Settings, Spread, repeats_itself, summarise
 from core.text import encode_prompt, read_prompts
 
 Progress = Callable[[str], None]
@@ -49,7 +49,8 @@ class PassCosts:
 class Sample:
     """One run of one method. `efficiency`: time of its bare forward passes ÷ engine time, prefill and first round
     apart. Milliseconds are means per round: proposing, the target's pass, and everything else. `promise` is what
-    measured costs and the measured acceptance allow, where a method's passes can be told from its rounds."""
+    measured costs and the measured acceptance allow, where a method's passes can be told from its rounds;
+    `repeats`: whether its text repeats itself (unknown of a peer)."""
 
     tokens_per_second: float
     acceptance_rate: float | None = None
@@ -61,6 +62,7 @@ class Sample:
     verify_ms: float | None = None
     other_ms: float | None = None
     promise: Promise | None = None
+    repeats: bool | None = None
 
 
 MEASURES = (
@@ -166,6 +168,7 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
         verify_ms=1000 * verify / rounds,
         other_ms=1000 * other / rounds,
         promise=_promise(run, costs, translated),
+        repeats=repeats_itself(run.token_ids),
     )
 
 
@@ -195,6 +198,10 @@ def _summarise(name: str, found: dict[tuple[int, int], Sample], plain: dict[tupl
         "tokens_per_second": asdict(Spread.of([s.tokens_per_second for s in found.values()])),
         "ratio_to_plain": asdict(Spread.of(ratios)),
     }
+    known = [sample.repeats for sample in found.values() if sample.repeats is not None]
+    row["repeating"] = sum(known) / len(known) if known else None
+    others = [ratio for sample, ratio in zip(found.values(), ratios) if sample.repeats is False]
+    row["ratio_without_repeats"] = asdict(Spread.of(others)) if others else None
     for measure in MEASURES:
         values = [v for s in found.values() if (v := getattr(s, measure)) is not None]
         row[measure] = sum(values) / len(values) if values else None

@@ -14,6 +14,8 @@ COLUMNS = {
     "tokens/s": 10,
     "(min-max)": 16,
     "x plain": 9,
+    "repeating": 11,
+    "else x": 8,
     "honest": 8,
     "of it": 7,
     "accepted": 10,
@@ -28,7 +30,8 @@ COLUMNS = {
 def table(document: dict[str, Any]) -> str:
     """A row per method and peer, what a pass over several tokens costs, and growth where it was measured.
 
-    `honest`: the speed-up that measured costs and acceptance allow; `of it`: how much of that was reached.
+    `repeating`: runs whose text repeats itself; `else x`: the ratio to plain of the others. `honest`: the
+    speed-up that measured costs and acceptance allow; `of it`: how much of that was reached.
     """
     lines = [f"{'method':<22}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())]
     lines += [_row(row) for row in (*document["methods"], *document["peers"])]
@@ -46,10 +49,13 @@ def table(document: dict[str, Any]) -> str:
 
 def _row(row: dict[str, Any]) -> str:
     speed, honest, reached = row["tokens_per_second"], row["honest_ratio"], row["of_honest"]
+    others = row["ratio_without_repeats"]
     cells = (
         f"{speed['median']:.1f}",
         f"{speed['min']:.0f}-{speed['max']:.0f}",
         f"{row['ratio_to_plain']['median']:.2f}",
+        share(row["repeating"]),
+        number(others and others["median"]),
         number(honest and honest["median"]),
         share(reached and reached["median"]),
         share(row["acceptance_rate"]),

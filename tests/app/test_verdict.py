@@ -1,4 +1,4 @@
-from app.playground.race import inactive, verdict, why_slower
+from app.playground.race import inactive, verdict, why_easy, why_slower
 from core.records import Divergence, Round, Run, Settings, Token
 
 
@@ -60,3 +60,10 @@ def test_rounds_without_drafts_are_named() -> None:
     for round_ in mostly.rounds[1:]:
         round_.drafted = []
     assert "4 of 5 rounds were plain steps" in (why_slower(mostly, plain_run()) or "")
+
+
+def test_a_text_that_goes_in_circles_says_so_beside_its_speed_up() -> None:
+    run = speculative_run(3, 4, 0.001, 0.010)
+    assert why_easy(run) is None  # twenty tokens are too few to tell
+    run.token_ids = [1, 2] * 40
+    assert why_easy(run) == "The text repeats itself: drafting is easy here."

@@ -51,6 +51,14 @@ def test_ratios_are_taken_pair_by_pair(document):
             assert 0 < spread["min"] <= spread["median"] <= spread["max"]
 
 
+def test_runs_that_repeat_themselves_are_told_apart(document, pair):
+    """A bench says how many of its runs went in circles, and what the others gained."""
+    for row in document["methods"]:
+        others = row["ratio_without_repeats"]
+        assert 0 <= row["repeating"] <= 1 and (others is None) == (row["repeating"] == 1)
+    assert all(row["repeating"] is None for row in document["peers"])
+
+
 def test_what_a_round_is_made_of(document):
     """Shares of engine time are shares; plain decoding drafts nothing and gets one token a pass."""
     plain, draft, ngram = document["methods"]

@@ -11,6 +11,7 @@ from core.records import (
     accepted_by_position,
     depths,
     first_divergence,
+    repeats_itself,
     summarise,
 )
 
@@ -93,3 +94,15 @@ def test_first_divergence_reports_the_logit_gap():
 def test_texts_of_different_length_do_not_diverge_where_both_go():
     one, other = make_run(make_round("aa", "b")), make_run(make_round("a", None))
     assert first_divergence(one, other) is None
+
+
+def test_a_text_that_repeats_itself():
+    """Stretches of eight tokens are counted: a loop is one, a list whose items differ is none, a short text neither."""
+    assert repeats_itself([1, 2, 3] * 40)
+    assert not repeats_itself(list(range(128)))
+    assert not repeats_itself([1] * 31) and repeats_itself([1] * 32)
+    items = [token for n in range(20) for token in (1, 2, 3, 100 + n)]
+    assert not repeats_itself(items)
+    once = list(range(100))
+    assert not repeats_itself(once + once[:30])
+    assert repeats_itself(once + once[:60])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import gradio as gr
 from gradio.events import api
 
 from app.serving.turns import Event, sentence
-from app.settings import CONTROLS
+from app.settings import CONTROLS, start_of
 from core.errors import UserError
 from core.records import SCHEMA, Run, summarise
+from core.settings import SPECS
 
 Race = Callable[[str, dict[str, Any], list[Run]], Iterator[Event]]
 """Prompt, values of the controls by name, and a list that the runs are put into -> the events of their race."""
@@ -28,28 +31,65 @@ def leave_to_programs(page: gr.Blocks) -> None:
             function.api_visibility = "undocumented"
 
 
+STARTING = {name: start_of(name) for name in CONTROLS}
+
+
+def takes_settings(names: Sequence[str], start: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
+    """Give a function a parameter of its own for each named setting in place of its parameter `controls`, which gets
+    their values by name, and a line for each under `Args:` of its docstring. Left out, they are those of `start`, or
+    else as every page starts."""
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function)
+        own = [_parameter(name, {**STARTING, **(start or {})}[name]) for name in names]
+        parameters: list[inspect.Parameter] = []
+        for each in signature.parameters.values():
+            parameters += own if each.name == "controls" else [each]
+        taken = signature.replace(parameters=parameters)
+
+        def arguments(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+            bound = taken.bind(*values, **named)
+            bound.apply_defaults()
+            controls = {name: bound.arguments.pop(name) for name in names}
+            return {**bound.arguments, "controls": controls}
+
+        if inspect.isgeneratorfunction(function):  # gradio asks it of the function it is given
+
+            @wraps(function)
+            def taking(*values: Any, **named: Any) -> Any:
+                yield from function(**arguments(values, named))
+        else:
+
+            @wraps(function)
+            def taking(*values: Any, **named: Any) -> Any:
+                return function(**arguments(values, named))
+
+        taking.__signature__ = taken  # type: ignore[attr-defined]
+        taking.__annotations__ = {**function.__annotations__, **{each.name: each.annotation for each in own}}
+        taking.__doc__ = _described(inspect.getdoc(function) or "", names)
+        return taking
+
+    return decorate
+
+
+def _parameter(name: str, default: Any) -> inspect.Parameter:
+    """Text where the word auto may stand for a number."""
+    kind = str if SPECS[name].auto else SPECS[name].kind
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=kind(default), annotation=kind)
+
+
+def _described(doc: str, names: Sequence[str]) -> str:
+    before, returns, after = doc.partition("\nReturns:")
+    lines = "".join(f"\n    {name}: {SPECS[name].words(SPECS[name].most_on_page)}" for name in names)
+    return before.rstrip() + ("" if "\nArgs:" in before else "\n\nArgs:") + lines + "\n" + returns + after
+
+
 def offer_generate(race: Race, controls: dict[str, Any]) -> None:
     """Add the endpoint /generate to the page; what a caller leaves out is as the page starts with."""
     start = {name: controls[name].value for name in CONTROLS}
 
-    def generate(
-        prompt: str,
-        method: str = start["method"],
-        draft_length: str = str(start["draft_length"]),
-        temperature: float = start["temperature"],
-        top_k: int = start["top_k"],
-        top_p: float = start["top_p"],
-        min_p: float = start["min_p"],
-        max_new_tokens: int = start["max_new_tokens"],
-        seed: int = start["seed"],
-        tree: str = "auto",
-        exit_layer: str = "auto",
-        precision: str = start["precision"],
-        target: str = "",
-        draft: str = "",
-        system: str = "",
-        documents: bool = False,
-    ) -> dict:
+    @takes_settings(CONTROLS, start)
+    def generate(prompt: str, controls: dict[str, Any], documents: bool = False) -> dict:
         """Continue a prompt by speculative decoding, race it against plain decoding, and report both.
 
         The answer holds the text, the verdict in words, the measured speed-up (None without a race) and the metrics of
@@ -57,42 +97,12 @@ def offer_generate(race: Race, controls: dict[str, Any]) -> None:
 
         Args:
             prompt: text to continue.
-            method: who drafts: draft, ngram, ngram+draft, early-exit, tree, or plain for no speculation.
-            draft_length: tokens proposed before the target checks them, 1 to 16, or auto.
-            temperature: 0 is greedy; above 0 tokens are drawn.
-            top_k: draw only from the k likeliest tokens; 0 switches it off.
-            top_p: draw only from the likeliest tokens that together hold this probability; 1 switches it off.
-            min_p: draw only from tokens at least this fraction as likely as the likeliest; 0 switches it off.
-            max_new_tokens: where to stop at the latest.
-            seed: the same seed and settings on the same machine give the same run.
-            tree: for the method tree, children by depth such as 3x2x1, or auto.
-            exit_layer: for early-exit, after which of the target's layers the drafting pass stops, or auto.
-            precision: of the weights: auto, nf4, bf16, fp16 or fp32.
-            target: Hub id of the model that writes; empty for the pair the page was started with.
-            draft: Hub id of the model that drafts for that target.
-            system: system prompt, for a chat model.
             documents: add the whole run documents, with every round and token, to the answer.
         """
-        given = {
-            "method": method,
-            "draft_length": draft_length,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "max_new_tokens": max_new_tokens,
-            "seed": seed,
-            "tree": tree,
-            "exit_layer": exit_layer,
-            "precision": precision,
-            "target": target,
-            "draft": draft,
-            "system": system,
-        }
         runs: list[Run] = []
         verdict: Event = {}
         try:
-            for event in race(prompt, {**start, **given}, runs):
+            for event in race(prompt, controls, runs):
                 verdict = event if event["e"] == "verdict" else verdict
             if not verdict:
                 raise UserError("The run ended before it began; please run it again.")

@@ -73,7 +73,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     with gr.Blocks(title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False) as page:
         header = html_block(_header(environment, engine), elem_id="header")
         controls = sidebar(
-            picker,
+            picker.build,
             engine.settings,
             methods,
             most=playground.most_new_tokens,

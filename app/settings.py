@@ -1,12 +1,8 @@
-"""What the controls hold, as settings; what they may hold, as sentences.
-
-The arguments of app.py, each checked before anything is loaded.
-"""
+"""What the controls hold, as settings; the arguments of app.py, each checked before anything is loaded."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -16,36 +12,22 @@ from typing import Any
 
 from core.drafting.tree import parse_shape
 from core.errors import UserError
-from core.records import METHODS, POCKET_NAME, PRECISIONS, Settings
+from core.settings import POCKET_NAME, SPECS, Settings, flag
 
-LONGEST_DRAFT = 16
-MOST_NEW_TOKENS = 4096
-MOST_LAYERS = 1024
-MAX_SEED = 2**32 - 1
-LONGEST_NAME, LONGEST_SYSTEM = 300, 20_000
-"""Characters of a model's name or revision, and of a system prompt."""
-CONTROLS = (
-    "method",
-    "draft_length",
-    "tree",
-    "exit_layer",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "max_new_tokens",
-    "seed",
-    "precision",
-    "target",
-    "draft",
-    "revision",
-    "draft_precision",
-    "chat",
-    "system",
-)
-"""The controls of the sidebar that decide a run, in the order in which functions of the page take them."""
-PAIR_CONTROLS = ("precision", "target", "draft", "revision", "draft_precision")
+ON_PAGE = {name: spec for name, spec in SPECS.items() if spec.on_page}
+CONTROLS = tuple(sorted(ON_PAGE, key=lambda name: ON_PAGE[name].of_models))
+"""The settings that a visitor decides, in the order in which functions of the page take them: what decides a run, then
+the models."""
+PAIR_CONTROLS = tuple(name for name in CONTROLS if ON_PAGE[name].of_models)
 """Those of them that decide which models are loaded."""
+NAMED = ("target", "draft", "revision")
+MOST_NEW_TOKENS = SPECS["max_new_tokens"].most_on_page or 0
+
+
+def start_of(name: str, settings: Settings | None = None) -> Any:
+    """What the control of a setting shows at first: `auto`, or nothing, where the setting is None."""
+    value = getattr(settings, name) if settings else SPECS[name].default
+    return value if value is not None else "auto" if SPECS[name].auto else ""
 
 
 def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **controls: Any) -> Settings:
@@ -53,61 +35,37 @@ def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **c
 
     Where no target is named the pair is that of `base`.
     """
-    return replace(
-        pair_from(base, **controls),
-        method=_method(controls["method"]),
-        draft_length=_draft_length(controls["draft_length"]),
-        tree=_tree(controls["tree"]),
-        exit_layer=_exit_layer(controls["exit_layer"]),
-        temperature=_number("Temperature", controls["temperature"], 0, 5),
-        top_k=int(_number("Top-k", controls["top_k"], 0, 1_000_000)),
-        top_p=_number("Top-p", controls["top_p"], 0, 1, above=True),
-        min_p=_number("Min-p", controls["min_p"], 0, 1),
-        max_new_tokens=int(_number("New tokens", controls["max_new_tokens"], 1, most_new_tokens)),
-        seed=int(_number("Seed", controls["seed"], 0, MAX_SEED)),
-        chat=_chat(controls.get("chat") or "auto"),
-        system=_text("The system prompt", controls.get("system"), LONGEST_SYSTEM) or None,
-    )
+    most = {"max_new_tokens": most_new_tokens}
+    given = {name: _read(name, controls, most.get(name)) for name in CONTROLS if name not in PAIR_CONTROLS}
+    found = replace(pair_from(base, **controls), **given)
+    if found.tree:
+        parse_shape(found.tree)
+    return found
 
 
 def pair_from(base: Settings, **controls: Any) -> Settings:
     """`base` with the models that the controls name, in their precisions."""
-    return replace(
-        base,
-        **_models(base, controls),
-        precision=_precision(controls["precision"]),
-        draft_precision=_precision(controls.get("draft_precision") or "auto"),
-    )
+    given = {name: _read(name, controls) for name in PAIR_CONTROLS}
+    return replace(base, **{**given, **_models(base, *(given[name] for name in NAMED))})
 
 
-def _models(base: Settings, controls: dict[str, Any]) -> dict[str, str | None]:
+def _read(name: str, controls: dict[str, Any], most: int | None = None) -> Any:
+    """A setting of the controls, or its default where there is no such control. An empty text is none."""
+    spec = SPECS[name]
+    value = controls.get(name, spec.default)
+    value = value.strip() if isinstance(value, str) else value
+    return spec.read(None if value == "" and spec.default is None else value, most or spec.most_on_page)
+
+
+def _models(base: Settings, target: str | None, draft: str | None, revision: str | None) -> dict[str, str | None]:
     """Target, draft and revision: those of `base`, unless a target, or another draft for it, is named. The name of the
     bundled pair means its own draft too."""
-    target = _text("The target", controls.get("target"), LONGEST_NAME)
-    draft = _text("The draft", controls.get("draft"), LONGEST_NAME)
-    revision = _text("The revision", controls.get("revision"), LONGEST_NAME)
     if not target or target == base.target:
-        own_revision = revision or base.revision
-        return {"target": base.target, "draft": draft or (None if target else base.draft), "revision": own_revision}
+        draft = draft or (None if target else base.draft)
+        return {"target": base.target, "draft": draft, "revision": revision or base.revision}
     if target == POCKET_NAME:
-        return {"target": None, "draft": None if draft in ("", POCKET_NAME) else draft, "revision": None}
-    return {"target": target, "draft": draft or None, "revision": revision or None}
-
-
-def _text(name: str, value: Any, longest: int) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str) or "\0" in value:
-        raise UserError(f"{name} must be text.")
-    if len(value) > longest:
-        raise UserError(f"{name} is longer than {longest:,} characters; shorten it.")
-    return value.strip()
-
-
-def _chat(value: Any) -> Any:
-    if value not in ("auto", "off"):
-        raise UserError(f"There is no chat mode {value!r}; choose auto or off.")
-    return value
+        return {"target": None, "draft": None if draft == POCKET_NAME else draft, "revision": None}
+    return {"target": target, "draft": draft, "revision": revision}
 
 
 def prompt_text(value: Any) -> str:
@@ -117,53 +75,12 @@ def prompt_text(value: Any) -> str:
     raise UserError(f"The prompt must be text, not {type(value).__name__}.")
 
 
-def _precision(value: Any) -> str:
-    if value not in PRECISIONS:
-        raise UserError(f"There is no precision {value!r}; choose one of {', '.join(PRECISIONS)}.")
-    return value
-
-
-def _method(value: Any) -> Any:
-    if value not in METHODS:
-        raise UserError(f"There is no method {value!r}; choose one of {', '.join(METHODS)}.")
-    return value
-
-
-def _draft_length(value: Any) -> Any:
-    if value == "auto":
-        return "auto"
-    return int(_number("Draft length", value, 1, LONGEST_DRAFT))
-
-
-def _tree(value: Any) -> str | None:
-    if value in (None, "", "auto"):
-        return None
-    parse_shape(str(value))
-    return str(value)
-
-
-def _exit_layer(value: Any) -> int | None:
-    return None if value in (None, "auto") else int(_number("Exit layer", value, 1, MOST_LAYERS))
-
-
-def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> float:
-    """A finite number in [low, high], or in (low, high] where it must lie above."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (low <= number <= high) or (above and number == low):
-        bounds = f"above {low:,} and at most {high:,}" if above else f"between {low:,} and {high:,}"
-        raise UserError(f"{name} must be a number {bounds}.")
-    return number
-
-
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The chosen arguments; what cannot be ends the program with one line and status 2."""
     parser = argparse.ArgumentParser(prog="app.py", description="See, measure and trust speculative decoding.")
-    parser.add_argument("--target", help="model id or folder; without it, the bundled pair")
-    parser.add_argument("--draft", help="model id or folder of the draft model")
-    parser.add_argument("--precision", default="auto", choices=PRECISIONS)
+    for name in ("target", "draft", "precision"):
+        spec = SPECS[name]
+        parser.add_argument(flag(name), default=spec.default, choices=spec.choices, help=spec.help)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (this machine only by default)")
     parser.add_argument("--port", help="also GRADIO_SERVER_PORT; by default the first free one from 7860")
     parser.add_argument("--share", action="store_true", help="open a temporary public address; --public without --auth")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 
-import torch
-
 
 class UserError(Exception):
     """Bad arguments or bad input. Shown as it is: in the page, or on stderr with exit status 2."""
@@ -28,6 +26,8 @@ SIGNS = ("out of memory", "not enough memory", "can't allocate memory", "cannot 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device, or the machine, has no memory left. On a CPU torch raises a RuntimeError."""
+    import torch  # here, so that what only reads arguments starts at once
+
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in SIGNS)
@@ -35,6 +35,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 def release_memory() -> None:
     """Return to the device what nothing refers to any more."""
+    import torch
+
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

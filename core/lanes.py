@@ -28,8 +28,8 @@ from core.loading.geometry import describe_geometry
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
-from core.records import Round, Run, Settings
-from core.sampling import Sampling
+from core.records import Round, Run
+from core.settings import Settings, check
 from core.text import Detokenizer, encode_prompt
 
 
@@ -119,10 +119,8 @@ def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, t
 
 def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> None:
     """One sentence for whatever the engine cannot do with these settings."""
-    Sampling.of(settings)
+    check(settings)
     new, limit = settings.max_new_tokens, target.context_length
-    if new < 1:
-        raise UserError(f"The number of new tokens must be at least 1, not {new}.")
     if len(prompt_ids) >= limit:
         raise UserError(
             f"The prompt has {len(prompt_ids):,} tokens, {len(prompt_ids) - limit + 1:,} more than fit before at least "

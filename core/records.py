@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Literal
 
+from core.settings import METHODS, POCKET_NAME, PRECISIONS, Method, Settings  # noqa: F401  (settings are of a run)
+
 SCHEMA = 1
 
 Outcome = Literal["accepted", "rejected", "ignored", "corrected", "bonus", "plain"]
@@ -21,12 +23,6 @@ Outcome = Literal["accepted", "rejected", "ignored", "corrected", "bonus", "plai
 `corrected`: drawn from the residual after a rejection. `bonus`: the free token after a draft accepted whole."""
 
 StopReason = Literal["eos", "length", "cancelled"]
-Method = Literal["plain", "draft", "ngram", "ngram+draft", "early-exit", "tree"]
-
-METHODS: tuple[Method, ...] = ("plain", "draft", "ngram", "ngram+draft", "early-exit", "tree")
-PRECISIONS = ("auto", "nf4", "bf16", "fp16", "fp32")
-POCKET_NAME = "pocket"
-"""The name of the bundled pair, whose settings name no target."""
 
 
 @dataclass(slots=True)
@@ -113,34 +109,6 @@ class Round:
             "other_seconds": self.other_seconds,
             **{name: asdict(lengths) for name, lengths in caches.items() if lengths},
         }
-
-
-@dataclass(slots=True)
-class Settings:
-    """Everything that decides a run, as the command line names it. `target=None` means the bundled pair."""
-
-    target: str | None = None
-    draft: str | None = None
-    method: Method = "draft"
-    draft_length: int | Literal["auto"] = "auto"
-    tree: str | None = None
-    exit_layer: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    max_new_tokens: int = 128
-    ignore_eos: bool = False
-    chat: Literal["auto", "off"] = "auto"
-    system: str | None = None
-    device: str = "auto"
-    precision: str = "auto"
-    draft_precision: str = "auto"
-    revision: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -5,13 +5,12 @@ Verification compares the distributions *after* this chain, so whatever is drawn
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from core.errors import UserError
-from core.records import Settings
+from core.settings import SPECS, Settings
 
 COLDEST = 1e-30
 """Temperatures below are taken as this: already one-hot, and logits divided by it are still finite."""
@@ -29,15 +28,8 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        checks = (
-            (0 <= self.temperature <= 100, f"temperature must be between 0 (greedy) and 100, not {self.temperature:g}"),
-            (self.top_k >= 0, f"top-k must be 0 (off) or more, not {self.top_k}"),
-            (0 < self.top_p <= 1, f"top-p must be above 0 and at most 1 (off), not {self.top_p:g}"),
-            (0 <= self.min_p <= 1, f"min-p must be between 0 (off) and 1, not {self.min_p:g}"),
-        )
-        for holds, sentence in checks:
-            if not holds:
-                raise UserError(sentence[0].upper() + sentence[1:] + ".")
+        for each in fields(self):
+            SPECS[each.name].read(getattr(self, each.name))
 
     @classmethod
     def of(cls, settings: Settings) -> Sampling:

@@ -10,9 +10,10 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
+from app.api import takes_settings
 from app.compare.events import Comparison, compare, fetch_all, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
-from app.compare.lanes import FEWEST, MOST, lanes_from, short_precision
+from app.compare.lanes import FEWEST, KEYS, MOST, lanes_from, short_precision
 from app.insides import PRIVATE, QUIET, html_block
 from app.playground import starting_prompts
 from app.serving import Engine
@@ -20,13 +21,14 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Visit
-from app.settings import CONTROLS, LONGEST_DRAFT, MOST_NEW_TOKENS, prompt_text
-from app.sidebar import METHODS
-from app.sidebar.picker import OTHER, Choice, model_field
+from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
+from app.sidebar import control
+from app.sidebar.picker import OTHER, Choice
 from app.tokens import asset, stream
 from core.errors import UserError
 from core.progress import never
-from core.records import PRECISIONS, SCHEMA
+from core.records import SCHEMA
+from core.settings import METHODS, PRECISIONS, SPECS, Settings
 from core.text import Prompt
 
 SCRIPTS = (
@@ -64,33 +66,18 @@ class Compare:
         self.stops = Stops()
         self.prompts = starting_prompts()
 
+    @takes_settings([name for name in CONTROLS if name not in KEYS])
     def compare(
-        self,
-        lanes: list[dict[str, Any]],
-        prompt: str = "",
-        prompts: str = "",
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        max_new_tokens: int = 128,
-        seed: int = 0,
+        self, lanes: list[dict[str, Any]], prompt: str = "", prompts: str = "", *, controls: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         """Compare two to four ways to decode the same prompts.
 
         Args:
             lanes: A list of two to four objects, each with any of "target" and "draft" (Hub id or folder, "pocket" for
-                the bundled pair), "precision" (auto, nf4, bf16, fp16, fp32), "method" (draft, ngram, ngram+draft,
-                early-exit, tree, plain), "draft_length" (1 to 16 or "auto"), "tree" and "exit_layer". What is left out
-                is as the page was started with.
+                the bundled pair), "revision", "precision", "draft_precision", "method", "draft_length", "tree" and
+                "exit_layer", as for `generate`. What is left out is as the page was started with.
             prompt: The text to continue, in every lane.
             prompts: Instead of a prompt, a kind of bundled prompts, such as "function" or "repetitive", or "all".
-            temperature: 0 is greedy.
-            top_k: Draw only from so many of the likeliest tokens; 0 switches it off.
-            top_p: Draw only from the likeliest tokens that together hold this much probability.
-            min_p: Draw only from tokens at least this fraction as likely as the likeliest.
-            max_new_tokens: Where to stop at the latest.
-            seed: The same seed and settings on the same machine give the same runs.
 
         Returns:
             Objects {"status", "rows", "document"}, the last with the table and the runs: a row a lane with "name",
@@ -99,9 +86,7 @@ class Compare:
             "compared", "first"} and "error"; {"schema": 1, "runs": [...]} lane by lane. A lane with "added": true is
             plain decoding of a target that no lane decodes plainly: the baseline of "ratio_to_plain".
         """
-        controls = {name: getattr(self.engine.settings, name) for name in CONTROLS}
-        controls |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        controls |= {"max_new_tokens": max_new_tokens, "seed": seed}
+        controls = {**{name: getattr(self.engine.settings, name) for name in CONTROLS}, **controls}
         comparisons: list[Comparison] = []
         events = guarded(self._events(lanes, prompt, prompts, controls, never, comparisons))
         for event in events:
@@ -296,7 +281,11 @@ class Compare:
                 scale=5,
             )
             length = gr.Dropdown(
-                [(SIDEBAR, SIDEBAR), ("auto", "auto"), *((str(n), n) for n in range(1, LONGEST_DRAFT + 1))],
+                [
+                    (SIDEBAR, SIDEBAR),
+                    ("auto", "auto"),
+                    *((str(n), n) for n in range(1, (SPECS["draft_length"].most_on_page or 0) + 1)),
+                ],
                 value=SIDEBAR,
                 label="Draft length",
                 info="How many tokens this lane proposes before the target checks them.",
@@ -304,9 +293,9 @@ class Compare:
                 min_width=80,
                 scale=4,
             )
-        target = model_field(f"Target of lane {number}", "A Hub id or a folder on this machine.")
-        draft = model_field(
-            f"Draft of lane {number}", "A Hub id or a folder; empty for methods that need no second model."
+        target, draft = (
+            control(name, Settings(), label=f"{SPECS[name].label} of lane {number}", visible=False, elem_id=None)
+            for name in ("target", "draft")
         )
         pair.change(lambda value: [gr.update(visible=value == OTHER)] * 2, pair, [target, draft], **QUIET)
         return pair, target, draft, precision, chosen, length

@@ -7,9 +7,8 @@ from typing import Any
 
 from app.header import short_name, short_pair
 from app.settings import settings_from
-from app.sidebar import METHODS, PRECISION_NAMES
 from core.errors import UserError
-from core.records import POCKET_NAME, Settings
+from core.settings import METHODS, POCKET_NAME, PRECISIONS, Settings
 
 FEWEST, MOST = 2, 4
 KEYS = (
@@ -72,7 +71,7 @@ def lane_names(lanes: Sequence[Settings]) -> list[tuple[str, str]]:
 
 
 def short_precision(precision: str) -> str:
-    return PRECISION_NAMES.get(precision, precision).split(" (")[0]
+    return PRECISIONS.get(precision, precision).split(" (")[0]
 
 
 def target_name(settings: Settings) -> str:

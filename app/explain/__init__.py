@@ -27,7 +27,6 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, prompt_text, settings_from
-from app.sidebar import METHODS
 from app.tokens import asset
 from core.errors import UserError
 from core.explaining.lossless import Progress
@@ -35,6 +34,7 @@ from core.explaining.trace import trace_round
 from core.explaining.traffic import run_traffic
 from core.progress import never
 from core.records import Run, Settings
+from core.settings import METHODS
 
 KINDS = {
     "law": "Sampling: the same law",

@@ -13,11 +13,11 @@ from app.history.run_file import read_run_file
 from app.insides import PRIVATE, QUIET
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
-from app.sidebar import METHODS
 from app.tokens import asset
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.errors import UserError
+from core.settings import METHODS
 
 LONGEST_LABEL = 80
 SETTINGS = {

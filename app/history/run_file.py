@@ -6,17 +6,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import from_json
 
 from core.errors import UserError
 from core.records import SCHEMA, Run, run_from_dict
+from core.settings import SPECS, Spec
 
 LONGEST_FILE = 16_000_000
 """Characters; a race of two lanes with 4,096 tokens each takes about six million."""
 MOST_RUNS = 256
 MOST_ROUNDS = 20_000
 MOST_IDS = 200_000
+MOST = 2**31 - 1
+"""Of a setting that has no other limit."""
 BOM = b"\xef\xbb\xbf"
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -100,28 +103,22 @@ class RoundFile(Part):
         return [*accepted, self.emitted] if self.emitted else [*accepted]
 
 
-class SettingsFile(Part):
-    """The fields of `core.records.Settings`, within what the engine can do."""
+def _setting(spec: Spec) -> Any:
+    """What a file may hold for a setting, strictly."""
+    kind: Any = spec.kind
+    if spec.choices is not None:
+        kind = Literal[tuple(spec.choices)]
+    elif spec.kind is str:
+        kind = Name if spec.of_models else LongText
+    elif spec.kind is not bool:
+        low: Any = {"gt" if spec.open else "ge": spec.low}
+        kind = Annotated[spec.kind, Field(**low, le=MOST if spec.high is None else spec.high)]
+    return kind | None if spec.default is None else kind | Literal["auto"] if spec.auto else kind
 
-    target: Name | None
-    draft: Name | None
-    method: Literal["plain", "draft", "ngram", "ngram+draft", "early-exit", "tree"]
-    draft_length: Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
-    tree: Annotated[str, Field(max_length=100)] | None
-    exit_layer: Annotated[int, Field(ge=1, le=1024)] | None
-    temperature: Annotated[float, Field(ge=0, le=1000)]
-    top_k: Annotated[int, Field(ge=0, lt=2**31)]
-    top_p: Annotated[float, Field(gt=0, le=1)]
-    min_p: Annotated[float, Field(ge=0, le=1)]
-    seed: Annotated[int, Field(ge=0, lt=2**64)]
-    max_new_tokens: Annotated[int, Field(ge=1, le=MOST_IDS)]
-    ignore_eos: bool
-    chat: Literal["auto", "off"]
-    system: LongText | None
-    device: Name
-    precision: Name
-    draft_precision: Name
-    revision: Name | None
+
+_settings: Any = {name: (_setting(spec), ...) for name, spec in SPECS.items()}
+SettingsFile = create_model("SettingsFile", __base__=Part, **_settings)
+"""The fields of `core.settings.Settings`, within what the engine can do."""
 
 
 class ProjectionFile(Part):
@@ -208,7 +205,7 @@ class MetricsFile(BaseModel):
 
 class RunFile(Part):
     schema_: Literal[1] = Field(alias="schema")
-    settings: SettingsFile
+    settings: SettingsFile  # type: ignore[valid-type]
     environment: EnvironmentFile
     prompt: LongText
     prompt_ids: Annotated[list[Id], Field(max_length=MOST_IDS)]

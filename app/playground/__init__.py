@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.api import takes_settings
 from app.playground.race import queued_race
 from app.serving import Engine
 from app.serving.device import Device
@@ -40,28 +41,9 @@ class Playground:
         self.stops = Stops()
         self.most_new_tokens = most_new_tokens
 
+    @takes_settings(CONTROLS)
     def run(
-        self,
-        prompt: str,
-        method: str = "draft",
-        draft_length: str | int = "auto",
-        tree: str = "auto",
-        exit_layer: str | int = "auto",
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        max_new_tokens: int = 128,
-        seed: int = 0,
-        precision: str = "auto",
-        target: str = "",
-        draft: str = "",
-        revision: str = "",
-        draft_precision: str = "auto",
-        chat: str = "auto",
-        system: str = "",
-        visit: Visit | None = None,
-        request: gr.Request | None = None,
+        self, prompt: str, controls: dict[str, Any], visit: Visit | None = None, request: gr.Request | None = None
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """Race speculative against plain decoding of the same target.
 
@@ -72,25 +54,6 @@ class Playground:
         number of the next line in the whole stream, then the newest lines. The last value comes with the race's run
         documents: {"schema": 1, "runs": [speculative, plain]}.
         """
-        controls = {
-            "method": method,
-            "draft_length": draft_length,
-            "tree": tree,
-            "exit_layer": exit_layer,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "max_new_tokens": max_new_tokens,
-            "seed": seed,
-            "precision": precision,
-            "target": target,
-            "draft": draft,
-            "revision": revision,
-            "draft_precision": draft_precision,
-            "chat": chat,
-            "system": system,
-        }
         runs: list[Run] = []
         with self.stops.watch(request) as stop:
             value = ""

@@ -17,18 +17,17 @@ from app.insides import PRIVATE, QUIET, html_block
 from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import sentence, with_device
-from app.settings import pair_from
-from app.sidebar import follow_pair
+from app.settings import NAMED, pair_from
+from app.sidebar import control, follow_pair
 from core.errors import UserError
 from core.progress import in_bytes, never
-from core.records import POCKET_NAME, PRECISIONS, Settings
+from core.settings import POCKET_NAME, Settings
 
 OTHER = "other…"
 BUNDLED = f"{POCKET_NAME} (bundled)"
-NAMED = ("target", "draft", "revision")
 FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
 """Controls that depend on the pair."""
-DRAFT_PRECISIONS = {"auto": "as the target", "nf4": "NF4", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+PLACEHOLDERS = {"target": "owner/model or folder", "draft": "owner/model, folder, or empty", "revision": "main"}
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,6 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-def model_field(
-    label: str, info: str, placeholder: str = "owner/model or folder", elem_id: str | None = None
-) -> gr.Textbox:
-    """Where a model is named by hand; hidden until that is asked for."""
-    return gr.Textbox("", label=label, info=info, placeholder=placeholder, visible=False, max_lines=1, elem_id=elem_id)
-
-
 class Picker:
     """The list, the fields of a pair that is typed, the card, and Unload."""
 
@@ -93,7 +85,6 @@ class Picker:
 
     def build(self) -> dict[str, Any]:
         """Lay it out; the controls by name, "pair" and those of `app.settings.CONTROLS` that it holds."""
-        started = self.engine.settings
         controls: dict[str, Any] = {
             "pair": gr.Dropdown(
                 [(choice.label, value) for value, choice in self.choices.items()],
@@ -104,34 +95,13 @@ class Picker:
                 filterable=False,
                 elem_id="pair",
             ),
-            "target": model_field(
-                "Target",
-                "A Hub id such as Qwen/Qwen3-4B, or a folder with a config and safetensors on this machine.",
-                elem_id="pair-target",
-            ),
-            "draft": model_field(
-                "Draft",
-                "The same, for the small model. Empty: no draft model; n-grams and early exit need none.",
-                "owner/model, folder, or empty",
-                elem_id="pair-draft",
-            ),
-            "revision": model_field(
-                "Revision",
-                "A branch, tag or commit of the target on the Hub. Empty: the newest.",
-                "main",
-                elem_id="pair-revision",
-            ),
+            **{
+                name: control(name, Settings(), visible=False, placeholder=text, elem_id=f"pair-{name}")
+                for name, text in PLACEHOLDERS.items()
+            },
         }
         controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
-        controls["draft_precision"] = gr.Dropdown(
-            [(DRAFT_PRECISIONS[p], p) for p in PRECISIONS],
-            value=started.draft_precision,
-            label="Draft precision",
-            info="The draft may be in another precision than the target: a small draft is often faster in 16 bits. "
-            "Changing it loads the models again.",
-            filterable=False,
-            render=False,
-        )
+        controls["draft_precision"] = control("draft_precision", self.engine.settings, render=False)
         return controls
 
     def connect(self, page: gr.Blocks, controls: dict[str, Any]) -> None:

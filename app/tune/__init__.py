@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
+from app.api import takes_settings
 from app.insides import PRIVATE, QUIET, html_block
 from app.playground import starting_prompts
 from app.serving import Engine
@@ -18,17 +19,18 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
-from app.sidebar import METHODS
 from app.tune.results import Results, best_settings
 from core.errors import UserError
 from core.progress import never
-from core.records import Settings
+from core.settings import METHODS, Settings
 from core.text import Prompt, one_of_each_kind
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 STARTING_LENGTHS, STARTING_TEMPERATURES = (1, 2, 3, 4, 6, 8), (0.0, 1.0)
 STARTING_TOKENS = 48
+SWEPT = ("draft_length", "temperature", "tree", "max_new_tokens")
+"""Settings that a sweep tries values of, or has no use for, or a number of its own."""
 MOST_REPEATS = 10
 PUBLIC_BUDGET = 20_000
 """The most new tokens that a stranger's sweep may take in all."""
@@ -50,6 +52,7 @@ class Tune:
         self.stops = Stops()
         self.prompts = one_of_each_kind(starting_prompts())
 
+    @takes_settings([name for name in CONTROLS if name not in SWEPT])
     def sweep(
         self,
         draft_lengths: list[int] | None = None,
@@ -57,13 +60,8 @@ class Tune:
         kinds: list[str] | None = None,
         max_new_tokens: int = STARTING_TOKENS,
         repeats: int = 1,
-        method: str = "draft",
-        exit_layer: str | int = "auto",
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        precision: str = "auto",
+        *,
+        controls: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
         """Find the draft length that suits this pair and machine, by measuring.
 
@@ -74,22 +72,13 @@ class Tune:
             kinds: Kinds of bundled prompts, such as "function"; one prompt of each kind if left out.
             max_new_tokens: Of each run.
             repeats: How often each setting meets each prompt, 1 to 10.
-            method: Who drafts: draft, early-exit, ngram or ngram+draft.
-            exit_layer: Of early-exit, or "auto".
-            top_k: Draw only from so many of the likeliest tokens; 0 switches it off.
-            top_p: Draw only from the likeliest tokens that together hold this much probability.
-            min_p: Draw only from tokens at least this fraction as likely as the likeliest.
-            seed: Of the first repeat; each further repeat takes the next.
-            precision: auto, nf4, bf16, fp16 or fp32.
 
         Returns:
             Objects {"status", "document"}, the last with the sweep document: "temperatures" and "points" (measured
             "ratio_to_plain" and "tokens_per_second" with their spread, "acceptance_rate", "accepted_by_position" and
             what three formulas "predicted"), "best" by temperature, "costs" (seconds of a pass by its tokens).
         """
-        controls = {name: getattr(self.engine.settings, name) for name in CONTROLS}
-        controls |= {"method": method, "exit_layer": exit_layer, "seed": seed, "precision": precision}
-        controls |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        controls = {**{name: getattr(self.engine.settings, name) for name in CONTROLS}, **controls}
         plan = (
             list(STARTING_LENGTHS) if draft_lengths is None else draft_lengths,
             list(STARTING_TEMPERATURES) if temperatures is None else temperatures,

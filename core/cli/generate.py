@@ -9,8 +9,8 @@ from typing import Any
 
 from core.cli.shared import (
     Commands,
-    add_decoding_arguments,
-    add_model_arguments,
+    add_decoding_settings,
+    add_model_settings,
     positive,
     read_text,
     say,
@@ -22,8 +22,8 @@ from core.progress import console
 
 def add(commands: Commands) -> None:
     generate = commands.add_parser("generate", help="continue a prompt, speculatively or plainly")
-    add_model_arguments(generate)
-    add_decoding_arguments(generate)
+    add_model_settings(generate)
+    add_decoding_settings(generate)
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from core.cli.shared import Commands, add_model_arguments, write_json
-from core.records import POCKET_NAME, PRECISIONS, Settings
+from core.cli.shared import Commands, add_model_settings, add_settings, settings_of, write_json
+from core.settings import POCKET_NAME
 
 
 def add(commands: Commands) -> None:
     inspect = commands.add_parser("inspect", help="what a pair needs and may gain here, before any download")
-    add_model_arguments(inspect)
+    add_model_settings(inspect)
     tokens = "tokens of prompt and answer that caches are counted for (default: 2048)"
     inspect.add_argument("--context", "--max-new-tokens", type=int, default=2048, metavar="N", help=tokens)
     like = "also predict a GPU that is not here: its name, or '12 GB, 504 GB/s, 58 TFLOPS'"
@@ -19,8 +19,7 @@ def add(commands: Commands) -> None:
     inspect.add_argument("--json", metavar="F", help="write the inspection to F; - for standard output")
     inspect.set_defaults(run=run_inspect)
     pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
-    pairs.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=Settings().device)
-    pairs.add_argument("--precision", default=Settings().precision, metavar="|".join(PRECISIONS))
+    add_settings(pairs, "device", "precision")
     pairs.add_argument("--json", metavar="F", help="write the catalogue to F; - for standard output")
     pairs.set_defaults(run=run_pairs)
 
@@ -31,11 +30,12 @@ def run_inspect(arguments: argparse.Namespace) -> None:
     from core.inspecting.offers import drafts_for, inspection_card
 
     like = find_card(arguments.device_like) if arguments.device_like else None
-    given = {name: getattr(arguments, name) for name in ("device", "precision", "revision")}
+    settings = settings_of(arguments)
+    given = {name: getattr(settings, name) for name in ("device", "precision", "revision")}
     found = inspect_pair(
-        arguments.target, arguments.draft, draft_precision=arguments.draft_precision, context=arguments.context, **given
+        settings.target, settings.draft, draft_precision=settings.draft_precision, context=arguments.context, **given
     )
-    drafts = drafts_for(arguments.target or POCKET_NAME, **given)
+    drafts = drafts_for(settings.target or POCKET_NAME, **given)
     predicted = like and predict_on(like, found.target.name, found.draft and found.draft.name, arguments.context)
     if arguments.json != "-":
         print(inspection_card(found, drafts))
@@ -48,7 +48,8 @@ def run_inspect(arguments: argparse.Namespace) -> None:
 def run_pairs(arguments: argparse.Namespace) -> None:
     from core.inspecting.offers import offers, offers_document, offers_table
 
-    found = offers(arguments.device, arguments.precision)
+    settings = settings_of(arguments)
+    found = offers(settings.device, settings.precision)
     if arguments.json != "-":
         print(offers_table(found))
     if arguments.json:

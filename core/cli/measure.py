@@ -7,23 +7,22 @@ from dataclasses import replace
 
 from core.cli.shared import (
     Commands,
-    add_decoding_arguments,
-    add_model_arguments,
+    add_decoding_settings,
+    add_model_settings,
     numbers,
     positive,
     say,
     settings_of,
     write_json,
 )
-from core.errors import UserError
 from core.progress import console
-from core.records import METHODS, Settings
+from core.settings import METHODS, SPECS
 
 
 def add(commands: Commands) -> None:
     bench = commands.add_parser("bench", help="measure methods against plain decoding, interleaved")
-    add_model_arguments(bench)
-    add_decoding_arguments(bench)
+    add_model_settings(bench)
+    add_decoding_settings(bench)
     bench.add_argument("--methods", default="plain,draft", metavar="M,M", help=f"of {', '.join(METHODS)}")
     bench.add_argument("--against", choices=("transformers",), help="measure its generate, plain and assisted, too")
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
@@ -32,8 +31,8 @@ def add(commands: Commands) -> None:
     bench.add_argument("--json", metavar="F", help="write the bench document to F; - for standard output")
     bench.set_defaults(run=run_bench)
     sweep = commands.add_parser("sweep", help="find the draft length that suits this pair and machine")
-    add_model_arguments(sweep)
-    add_decoding_arguments(sweep, max_new_tokens=64)
+    add_model_settings(sweep)
+    add_decoding_settings(sweep, max_new_tokens=64)
     sweep.add_argument("--draft-lengths", default="1,2,3,4,6,8", metavar="N,N", help="in place of --draft-length")
     sweep.add_argument("--temperatures", default="0,1", metavar="T,T", help="in place of --temperature")
     sweep.add_argument("--prompts", metavar="F", help="as for bench; without it, one bundled prompt of each kind")
@@ -49,13 +48,11 @@ def run_bench(arguments: argparse.Namespace) -> None:
     from core.measuring.report import table
     from core.text import read_prompts
 
-    names = [name.strip() for name in arguments.methods.split(",")]
-    if unknown := [name for name in names if name not in METHODS]:
-        raise UserError(f"There is no method {unknown[0]!r}; choose from {', '.join(METHODS)}.")
+    names = [SPECS["method"].read(name.strip()) for name in arguments.methods.split(",")]
     settings = settings_of(arguments)
     prompts = [prompt.text for prompt in read_prompts(arguments.prompts)]
     pair = load_pair(settings, console())
-    variants: dict[str, Settings] = {name: replace(settings, method=name) for name in names}  # type: ignore[arg-type]
+    variants = {name: replace(settings, method=name) for name in names}
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
     document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), bool(arguments.against), say)
     if contexts:

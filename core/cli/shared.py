@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from core.errors import UserError
-from core.records import METHODS, PRECISIONS, Settings
+from core.settings import SPECS, Settings, flag
 
 Commands = Any
 """What `ArgumentParser.add_subparsers` gives: argparse keeps the type to itself."""
@@ -20,49 +20,35 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def add_model_arguments(command: argparse.ArgumentParser) -> None:
-    default = Settings()
+def add_settings(command: argparse.ArgumentParser, *names: str, **defaults: Any) -> None:
+    """A flag for each of the named settings; all but those of `defaults` are left to the settings' own defaults."""
+    for name in names:
+        spec = SPECS[name]
+        if spec.kind is bool:
+            command.add_argument(flag(name), action="store_true", default=None, help=spec.help)
+            continue
+        default = "draft, or ngram without a draft" if name == "method" else defaults.get(name, spec.default)
+        metavar, words = ("|".join(spec.choices), spec.help) if spec.choices else (spec.metavar, spec.words())
+        words += "" if default is None else f" (default: {default})"
+        command.add_argument(flag(name), default=defaults.get(name), metavar=metavar, help=words.replace("%", "%%"))
+
+
+def add_model_settings(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("models")
-    group.add_argument("--target", metavar="ID_OR_DIR", help="Hub id or folder; without it, the bundled pair")
-    group.add_argument("--draft", metavar="ID_OR_DIR")
-    group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default=default.device)
-    group.add_argument("--precision", default=default.precision, metavar="|".join(PRECISIONS))
-    group.add_argument("--draft-precision", default=default.draft_precision, metavar="P")
-    group.add_argument("--revision", metavar="R", help="of the target on the Hub")
+    add_settings(group, *(name for name, spec in SPECS.items() if spec.of_models))  # type: ignore[arg-type]
 
 
-def add_decoding_arguments(command: argparse.ArgumentParser, max_new_tokens: int = 128) -> None:
-    default = Settings(max_new_tokens=max_new_tokens)
+def add_decoding_settings(command: argparse.ArgumentParser, **defaults: Any) -> None:
     group = command.add_argument_group("decoding")
-    group.add_argument("--method", choices=METHODS, default=None, help="default: draft, or ngram without a draft model")
-    group.add_argument("--draft-length", type=draft_length, default=default.draft_length, metavar="N|auto")
-    group.add_argument("--tree", metavar="SPEC", help="children by depth, such as 4x2x1")
-    group.add_argument("--exit-layer", type=int, metavar="L")
-    group.add_argument("--temperature", type=float, default=default.temperature, metavar="T", help="0 is greedy")
-    group.add_argument("--top-k", type=int, default=default.top_k, metavar="K", help="0 is off")
-    group.add_argument("--top-p", type=float, default=default.top_p, metavar="P", help="1 is off")
-    group.add_argument("--min-p", type=float, default=default.min_p, metavar="M", help="0 is off")
-    group.add_argument("--seed", type=int, default=default.seed, metavar="S")
-    group.add_argument("--max-new-tokens", type=int, default=default.max_new_tokens, metavar="N")
-    group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
-    group.add_argument("--chat", choices=("auto", "off"), default=default.chat)
-    group.add_argument("--system", metavar="TEXT")
-
-
-def draft_length(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
+    names = [name for name, spec in SPECS.items() if not spec.of_models]
+    add_settings(group, *names, **defaults)  # type: ignore[arg-type]
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    known = Settings.__dataclass_fields__
-    given = {k: v for k, v in vars(arguments).items() if k in known and v is not None}
-    given.setdefault("method", "ngram" if arguments.target and not arguments.draft else "draft")
-    return Settings(**given)
+    """What the flags say. Raises UserError for the first that cannot be."""
+    given = {name: value for name, value in vars(arguments).items() if name in SPECS and value is not None}
+    given.setdefault("method", "ngram" if given.get("target") and not given.get("draft") else "draft")
+    return Settings(**{name: SPECS[name].read(value) for name, value in given.items()})
 
 
 def numbers(text: str, name: str, kind: type[int] | type[float]) -> list[Any]:

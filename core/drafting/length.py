@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.errors import UserError
 from core.records import Round, depths
+from core.settings import SPECS
 
-LONGEST = 64
 Seconds = Callable[[int], float]
 """Time of one pass over n tokens."""
 
@@ -26,9 +25,7 @@ class Fixed:
     """Always the same length."""
 
     def __init__(self, length: int) -> None:
-        if not 1 <= length <= LONGEST:
-            raise UserError(f"The draft length must be between 1 and {LONGEST}, or auto; {length} is not.")
-        self._length = length
+        self._length = SPECS["draft_length"].read(length)
 
     def next(self) -> int:
         return self._length

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from core.costs import CONTEXT, CURVE, CostTable, median_table
 from core.costs.formulas import expected_tokens_by_position, honest, leviathan, rule_of_thumb
 from core.drafting.build import available
-from core.drafting.length import LONGEST
 from core.drafting.model import exit_layer
 from core.errors import UserError
 from core.lanes import describe_environment, open_lane
@@ -22,6 +21,7 @@ from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import SCHEMA, Method, Run, Settings, Spread, accepted_by_position, summarise
+from core.settings import LONGEST_DRAFT
 from core.text import Prompt
 
 SWEEPABLE: tuple[Method, ...] = ("draft", "early-exit", "ngram", "ngram+draft")
@@ -99,8 +99,8 @@ def check_sweep(pair: Pair, settings: Settings, lengths: Iterable[int], temperat
         raise UserError(f"The method {settings.method} is off: {reason}.")
     if not (lengths := list(lengths)):
         raise UserError("A sweep needs at least one draft length.")
-    if wrong := [n for n in lengths if not 1 <= n <= LONGEST]:
-        raise UserError(f"A draft length must be between 1 and {LONGEST}; {wrong[0]} is not.")
+    if wrong := [n for n in lengths if not 1 <= n <= LONGEST_DRAFT]:
+        raise UserError(f"A draft length must be between 1 and {LONGEST_DRAFT}; {wrong[0]} is not.")
     if not (temperatures := list(temperatures)):
         raise UserError("A sweep needs at least one temperature.")
     if wrong := [t for t in temperatures if not 0 <= t <= 5]:

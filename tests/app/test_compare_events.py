@@ -113,9 +113,9 @@ def test_a_lane_that_names_its_target_takes_no_other_model_of_the_sidebar() -> N
         ("lanes", "2 to 4 lanes"),
         ([{}, "plain"], "Lane 2: a lane is an object"),
         ([{}, {"temperature": 1}], "Lane 2: there is no 'temperature' to set"),
-        ([{"draft_length": 99}, {}], "Lane 1: Draft length must be a number between 1 and 16"),
+        ([{"draft_length": 99}, {}], "Lane 1: Draft length must be auto or a whole number between 1 and 16"),
         ([{}, {"method": "magic"}], "Lane 2: There is no method 'magic'"),
-        ([{}, {"target": 7}], "Lane 2: The target must be text"),
+        ([{}, {"target": 7}], "Lane 2: Target must be text"),
     ],
 )
 def test_what_a_lane_cannot_be_is_said_with_its_number(lanes: Any, sentence: str) -> None:

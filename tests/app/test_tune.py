@@ -54,7 +54,7 @@ def test_the_api_sweeps_and_ends_with_the_document(tune):
     [
         (([2], [0.0], [], 16, 1), "needs prompts"),
         (([2], [0.0], ["poems"], 16, 1), "no prompts of the kind 'poems'"),
-        (([2], [0.0], ["class"], 0, 1), "New tokens must be a number between 1"),
+        (([2], [0.0], ["class"], 0, 1), "New tokens must be a whole number between 1"),
         (([2], [0.0], ["class"], 16, 11), "Repeats must be between 1 and 10"),
         (([2], [0.0], ["class"], 16, None), "Repeats must be a number"),
         (([2.5], [0.0], ["class"], 16, 1), "A draft length must be a whole number"),
@@ -79,7 +79,7 @@ def test_the_forecast_counts_runs_and_follows_the_method(tune):
     said = tune.forecast([1, 2], [0.0, 1.0], ["class"], 32, 3, *controls(method="ngram"))
     assert "N-gram: 24 runs of 32 tokens" in said
     assert "Choose at least one of each" in tune.forecast([], [0.0], ["class"], 32, 1, *controls())
-    assert "New tokens must be a number" in tune.forecast([1], [0.0], ["class"], None, 1, *controls())
+    assert "New tokens must be a whole number" in tune.forecast([1], [0.0], ["class"], None, 1, *controls())
 
 
 def test_the_recommended_setting_goes_to_the_sidebar():

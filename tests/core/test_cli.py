@@ -91,9 +91,9 @@ def test_text_that_looks_like_a_special_token_stays_text(generate, tokenizer):
 
 
 BAD = [
-    (["--draft-length", "0"], r"draft length must be between 1 and 64, or auto; 0 is not"),
-    (["--draft-length", "1000"], r"draft length must be between 1 and 64, or auto; 1000 is not"),
-    (["--draft-length", "many"], r"must be a number or auto, not 'many'"),
+    (["--draft-length", "0"], r"Draft length must be auto or a whole number between 1 and 64, not 0"),
+    (["--draft-length", "1000"], r"Draft length must be auto or a whole number between 1 and 64, not 1000"),
+    (["--draft-length", "many"], r"Draft length must be auto or a whole number between 1 and 64, not 'many'"),
     (["--max-new-tokens", "0"], r"at least 1, not 0"),
     (["--max-new-tokens", "1000"], r"1,000 new tokens make .*past the context of .*ask for at most \d+ new tokens"),
     (["--temperature", "-1"], r"Temperature must be"),
@@ -104,7 +104,7 @@ BAD = [
     (["--method", "early-exit", "--exit-layer", "9"], r"exit layer must be between 1 and 3"),
     (["--method", "tree", "--tree", "4xx"], r"A tree is written as children by depth"),
     (["--method", "tree", "--tree", "9x9x9"], r"819 nodes; at most 64"),
-    (["--method", "magic"], r"invalid choice: 'magic'"),
+    (["--method", "magic"], r"There is no method 'magic'; choose one of plain, draft"),
     (["--samples", "0"], r"--samples must be at least 1, not 0"),
     (["--system", "Be brief."], r"takes no system prompt"),
     (["--precision", "int3"], r"There is no precision 'int3'"),

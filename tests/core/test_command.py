@@ -21,7 +21,7 @@ runs = st.builds(
     Settings,
     target=names,
     draft=names,
-    method=st.sampled_from(METHODS),
+    method=st.sampled_from(list(METHODS)),
     draft_length=st.just("auto") | st.integers(1, 64),
     tree=st.none() | st.just("3x2x1"),
     exit_layer=st.none() | st.integers(1, 80),

@@ -60,6 +60,9 @@ class Lane:
         try:
             round_ = next(self._rounds)
             exhausted = False
+        except StopIteration:
+            self.close()
+            raise
         except Exception as error:
             if not out_of_memory(error):
                 raise

@@ -355,6 +355,9 @@ def _specs() -> dict[str, Spec]:
 
 SPECS = _specs()
 """Every setting by its name, in the order of the run document."""
+# Whoever asks for help on `Settings` reads types, not all of the above a second time.
+Settings.__annotations__ = get_type_hints(Settings)
+Settings.__init__.__annotations__ = {**Settings.__annotations__, "return": None}
 
 
 def check(settings: Settings) -> None:

@@ -107,7 +107,10 @@ class TakeAway:
 
 def _taken(entry: Entry, form: Any) -> dict[str, Any]:
     if form == "command":
-        return {"copy": command_of(entry), "say": "The command is copied: it repeats this run on the command line."}
+        return {
+            "copy": command_of(entry),
+            "say": "The command is copied: it runs this prompt with these settings on the command line.",
+        }
     file = export(entry, form)
     return {"name": file.name, "type": file.type, "text": file.text, "say": f"{file.name} is saved."}
 

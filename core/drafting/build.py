@@ -14,8 +14,8 @@ from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
-from core.records import METHODS, Method, Settings
 from core.sampling import Sampling
+from core.settings import SPECS, Method, Settings
 
 
 def available(pair: Pair) -> dict[Method, str | None]:
@@ -36,9 +36,7 @@ def build_drafter(
     pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack
 ) -> tuple[Drafter, Controller]:
     """The drafter of settings.method and what decides its length; runners go back when `resources` closes."""
-    method = settings.method
-    if method not in METHODS:
-        raise UserError(f"There is no method {method!r}; choose one of {', '.join(METHODS)}.")
+    method = SPECS["method"].read(settings.method)
     if reason := available(pair)[method]:
         raise UserError(f"The method {method} is off: {reason}.")
     sampling = Sampling.of(settings)

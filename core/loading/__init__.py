@@ -25,7 +25,7 @@ from core.loading.pair import Pair, same_tokens, translate
 from core.loading.precision import POCKET, Format, choose_format, quantisation_of
 from core.loading.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
 from core.progress import Progress, Stop, in_bytes, never, silent
-from core.records import POCKET_NAME, PRECISIONS, Settings
+from core.settings import POCKET_NAME, SPECS, Settings
 
 MakeRoom = Callable[[int], None]
 """Asked to free so many bytes on the device, if it can."""
@@ -115,8 +115,7 @@ def read_source(
     stop: Stop = never,
 ) -> Source:
     """Download a model where it is not on this machine, and decide how to load it. Allocates nothing."""
-    if precision not in PRECISIONS:
-        raise UserError(f"There is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    SPECS["precision"].read(precision)
     bundled = name == POCKET_NAME
     label = f"{POCKET_NAME} {role}" if bundled else name
     folder = POCKET / role if bundled else fetch(name, revision, progress, stop)
@@ -249,10 +248,8 @@ def _in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None
 
 
 def resolve_device(device: str) -> torch.device:
-    if device == "auto":
+    if SPECS["device"].read(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if device not in ("cpu", "cuda", "mps"):
-        raise UserError(f"There is no device {device!r}; choose auto, cpu, cuda or mps.")
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("No CUDA device is available to this PyTorch; use --device cpu or auto.")
     if device == "mps" and not torch.backends.mps.is_available():

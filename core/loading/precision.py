@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 from torch import Tensor
 
 from core.errors import UserError
-from core.records import PRECISIONS
+from core.settings import SPECS
 
 POCKET = Path(__file__).parent.parent.parent / "assets" / "pocket"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,8 +43,7 @@ class Format:
 
 def choose_format(asked: str, device: torch.device, saved: Mapping[str, Any] | None, bundled: bool = False) -> Format:
     """The format for a model whose config has the quantisation `saved`. Raises UserError where nothing can be done."""
-    if asked not in PRECISIONS:
-        raise UserError(f"There is no precision {asked!r}; choose one of {', '.join(PRECISIONS)}.")
+    SPECS["precision"].read(asked)
     kind = saved_format(saved)
     if kind not in (None, "nf4"):
         return _as_saved(kind, asked, device)

@@ -44,15 +44,15 @@ LONGEST_VISIT = 12 * 3600
 MOST_SESSIONS = 1000
 """Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
 STYLES = (
-    "page.css",
+    "page/page.css",
     *RACE_STYLES,
-    "charts.css",
-    "compare.css",
-    "explain_figures.css",
-    "explain.css",
-    "history.css",
-    "tune.css",
-    "picker.css",
+    "page/plotly.css",
+    "compare/compare.css",
+    "explain/figures.css",
+    "explain/explain.css",
+    "history/history.css",
+    "tune/tune.css",
+    "sidebar/picker.css",
 )
 
 
@@ -153,7 +153,7 @@ def launch_options() -> dict[str, Any]:
     return {
         "theme": theme(),
         "css": "".join(asset(name) for name in STYLES),
-        "js": f"() => {{ {asset('page.js')} }}",
+        "js": f"() => {{ {asset('page/page.js')} }}",
         "footer_links": ["api"],
         "run_history": False,
         "ssr_mode": False,

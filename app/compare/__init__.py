@@ -32,16 +32,16 @@ from core.settings import METHODS, PRECISIONS, SPECS, Settings
 from core.text import Prompt
 
 SCRIPTS = (
-    "token_text.js",
-    "round_story.js",
-    "token_card.js",
-    "token_walk.js",
-    "token_pane.js",
-    "race_charts.js",
-    "race_numbers.js",
-    "event_reader.js",
-    "compare_table.js",
-    "compare.js",
+    "tokens/text.js",
+    "tokens/story.js",
+    "tokens/card.js",
+    "tokens/walk.js",
+    "tokens/pane.js",
+    "tokens/curve.js",
+    "tokens/numbers.js",
+    "tokens/reader.js",
+    "compare/table.js",
+    "compare/compare.js",
 )
 SIDEBAR = "as sidebar"
 ONE_PROMPT, ALL = "this prompt", "all"
@@ -309,7 +309,7 @@ def component(lanes: int) -> gr.HTML:
     """So many lanes at work, and the table; its value is what `stream` makes of a comparison's events."""
     return gr.HTML(
         value="",
-        html_template=asset("compare.html").replace("<div ", f'<div data-count="{lanes}" ', 1),
+        html_template=asset("compare/compare.html").replace("<div ", f'<div data-count="{lanes}" ', 1),
         css_template="",
         js_on_load=script(),
         apply_default_css=False,

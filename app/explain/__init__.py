@@ -80,7 +80,7 @@ class Explain:
         """Lay out the tab; it looks for newer runs each time it is opened."""
         seen = gr.State(0)
         with gr.Column(elem_id="explain-empty") as empty:
-            waiting = html_block(EMPTY, asset("explain.js"))
+            waiting = html_block(EMPTY, asset("explain/explain.js"))
             run = gr.Button("Run the Playground's prompt", variant="primary", elem_id="explain-run", scale=0)
         with gr.Column(elem_id="explain", visible=False) as content:
             with gr.Row(elem_id="explain-choice"):
@@ -100,7 +100,7 @@ class Explain:
                     info="Which of its rounds to walk through; at first one in which a draft was refused.",
                     elem_id="explain-round",
                 )
-            steps = html_block(js_on_load=asset("explain.js"), elem_id="explain-walk")
+            steps = html_block(js_on_load=asset("explain/explain.js"), elem_id="explain-walk")
             costs = html_block(elem_id="explain-costs")
             html_block(CHECK)
             kind, continuations, check, stop = self._check_controls()

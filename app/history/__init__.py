@@ -52,9 +52,9 @@ class History:
         """Lay out the tab; runs are shown again in `race`, on the first of `tabs`."""
         history = gr.HTML(
             value="",
-            html_template=asset("history.html"),
+            html_template=asset("history/history.html"),
             css_template="",
-            js_on_load=asset("history.js"),
+            js_on_load=asset("history/history.js"),
             apply_default_css=False,
             elem_id="history",
         )

@@ -1,7 +1,7 @@
 """The bar beside the tabs: copy a link or a command, download what is shown; and settings that stay in the address.
 
 It is also the one way by which a text goes from here into a file or the clipboard of a person: other parts of the page
-ask it with a `take-away` event (assets/take_away.js).
+ask it with a `take-away` event (assets/playground/take_away.js).
 
 What a person takes home: the run document as JSON, its tokens as CSV, or a page that replays it.
 
@@ -62,9 +62,9 @@ class TakeAway:
         """Lay out the bar; `connect` wires it once the rest of the page is there."""
         self.bar = gr.HTML(
             value="",
-            html_template=asset("take_away.html"),
+            html_template=asset("playground/take_away.html"),
             css_template="",
-            js_on_load=asset("take_away.js"),
+            js_on_load=asset("playground/take_away.js"),
             apply_default_css=False,
             elem_id="take-away",
             names=["prompt", *CONTROLS],
@@ -193,7 +193,7 @@ def command_of(entry: Entry) -> str:
 
 LONGEST_QUERY = 20_000
 LONGEST_PROMPT = 4_000
-"""Characters of a prompt as a link may carry it. The page itself writes shorter ones (assets/take_away.js)."""
+"""Characters of a prompt that a link may carry. The page itself writes shorter ones (playground/take_away.js)."""
 
 Check = Callable[..., Settings]
 """Every control's value by name -> settings, or UserError: `app.settings.settings_from` over a base."""

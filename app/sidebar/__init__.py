@@ -1,5 +1,5 @@
 """The controls beside the page, made from the settings (`core.settings`). Their `info` texts appear in the help strip
-on hover and focus (assets/page.js)."""
+on hover and focus (assets/page/page.js)."""
 
 from __future__ import annotations
 

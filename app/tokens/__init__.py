@@ -20,24 +20,24 @@ import gradio as gr
 
 ASSETS = Path(__file__).resolve().parent.parent.parent / "assets"
 SCRIPTS = (
-    "token_text.js",
-    "round_story.js",
-    "token_card.js",
-    "token_walk.js",
-    "race_charts.js",
-    "race_timeline.js",
-    "race_numbers.js",
-    "token_pane.js",
-    "round_drawing.js",
-    "inspector.js",
-    "replay.js",
-    "scrubber.js",
-    "event_reader.js",
-    "token_stream.js",
+    "tokens/text.js",
+    "tokens/story.js",
+    "tokens/card.js",
+    "tokens/walk.js",
+    "tokens/curve.js",
+    "tokens/timeline.js",
+    "tokens/numbers.js",
+    "tokens/pane.js",
+    "tokens/drawing.js",
+    "tokens/inspector.js",
+    "tokens/replay.js",
+    "tokens/scrubber.js",
+    "tokens/reader.js",
+    "tokens/race.js",
 )
-STYLES = ("token_stream.css", "inspector.css", "scrubber.css")
+STYLES = ("tokens/race.css", "tokens/inspector.css", "tokens/scrubber.css")
 """The component's style; it goes with that of the page, whose colours it uses by their names."""
-LIVE_SCRIPT = "race_live.js"
+LIVE_SCRIPT = "playground/live.js"
 UPDATES_PER_SECOND = 12.0
 
 
@@ -45,7 +45,7 @@ def token_stream(**options: Any) -> gr.HTML:
     """The race component; its value is what `stream` makes of events."""
     return gr.HTML(
         value="",
-        html_template=asset("token_stream.html"),
+        html_template=asset("tokens/race.html"),
         css_template="",
         js_on_load=script(),
         apply_default_css=False,

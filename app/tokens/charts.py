@@ -1,7 +1,7 @@
 """Figures of the page: measured records in, plotly figures out; no gradio here.
 
 One figure serves both themes: what it draws is readable on light and on dark, and its words take the page's own
-colours (assets/charts.css). Every axis names its unit, and no series is told apart by colour alone.
+colours (assets/page/plotly.css). Every axis names its unit, and no series is told apart by colour alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLOURS = {
     "plain": "#7a7a76",
     "accent": "#7560d8",
 }
-"""What a token became, and what is ours: those of assets/token_stream.css, at least 3 : 1 on both surfaces."""
+"""What a token became, and what is ours: those of assets/tokens/race.css, at least 3 : 1 on both surfaces."""
 
 FEWEST_ROUNDS = 5
 """Of a position in the draft: a share of fewer rounds says nothing."""
@@ -46,7 +46,7 @@ SERIES = (
 
 FONT = '"IBM Plex Sans", system-ui, sans-serif'
 INK, SOFT, LINE, PAPER = "#1a1a19", "#545450", "#e5e5e3", "#ffffff"
-"""Of the downloaded picture; on the page assets/charts.css has the last word."""
+"""Of the downloaded picture; on the page assets/page/plotly.css has the last word."""
 
 
 class Chart(go.Figure):

@@ -15,7 +15,7 @@ HIDDEN = re.compile(
     "[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-"""Characters that cannot be seen or that reorder their surroundings, as in assets/token_text.js."""
+"""Characters that cannot be seen or that reorder their surroundings, as in assets/tokens/text.js."""
 LONGEST = 24
 """Characters of a token that are shown."""
 

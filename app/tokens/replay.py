@@ -62,8 +62,8 @@ def replay_page(document: dict[str, Any]) -> str:
     document is not a race or a run of ours.
     """
     lanes = lanes_of(document)
-    style = "".join(asset(name) for name in ("replay_page.css", *STYLES))
-    code = f"(() => {{\n{asset('replay_page.js')}\n{script(live=False)}\n}})();\n"
+    style = "".join(asset(name) for name in ("tokens/replay_page.css", *STYLES))
+    code = f"(() => {{\n{asset('tokens/replay_page.js')}\n{script(live=False)}\n}})();\n"
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; base-uri 'none'; form-action 'none'"
     )
@@ -81,7 +81,7 @@ def replay_page(document: dict[str, Any]) -> str:
 <body>
 <main>
 <header><h1>Speculative Decoding Playground</h1><p>{_about(next(iter(lanes.values())))}</p></header>
-<div id="component">{asset("token_stream.html")}</div>
+<div id="component">{asset("tokens/race.html")}</div>
 <details>
 <summary>Prompt and settings</summary>
 <pre id="prompt"></pre>

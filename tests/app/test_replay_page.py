@@ -99,7 +99,7 @@ def test_the_environment_of_another_version_does_no_harm() -> None:
 
 def test_the_page_has_the_colours_of_the_playground() -> None:
     light, dark = (
-        dict(re.findall(r"--([\w-]+): (#\w+|white);", part)) for part in asset("replay_page.css").split(".dark")
+        dict(re.findall(r"--([\w-]+): (#\w+|white);", part)) for part in asset("tokens/replay_page.css").split(".dark")
     )
     ours = vars(theme())
 

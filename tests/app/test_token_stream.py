@@ -76,7 +76,7 @@ def test_two_streams_begin_differently() -> None:
 
 
 def test_the_template_has_nothing_to_fill_in() -> None:
-    template = asset("token_stream.html")
+    template = asset("tokens/race.html")
     assert not any(mark in template for mark in ("${", "{{", "`", "\\"))
 
 

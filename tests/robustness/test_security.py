@@ -65,7 +65,7 @@ def served(saved_pair: tuple[Path, Path]) -> Iterator[Served]:
         "gradio_api/file=/etc/passwd",
         "gradio_api/file=README.md",
         "gradio_api/file=app.py",
-        "gradio_api/file=assets/page.css",
+        "gradio_api/file=assets/page/page.css",
         "gradio_api/file=..%2f..%2fetc%2fpasswd",
         "gradio_api/file=/proc/self/environ",
         "gradio_api/file=http://127.0.0.1:9/",

@@ -1,4 +1,4 @@
-/* Drawing with SVG, and the tokens of both lanes over time. The rounds to scale: race_timeline.js. */
+/* Drawing with SVG, and the tokens of both lanes over time. The rounds to scale: tokens/timeline.js. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_POINTS = 500;

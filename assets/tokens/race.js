@@ -1,4 +1,4 @@
-/* The race component: each event of the growing value (event_reader.js) is drawn once. */
+/* The race component: each event of the growing value (tokens/reader.js) is drawn once. */
 
 class Race {
   constructor(root) {

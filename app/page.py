@@ -11,11 +11,12 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from app.api import offer_generate
+from app.assets import asset, preloads, route
 from app.compare import Compare
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
 from app.history import History
-from app.insides import QUIET, html_block
+from app.insides import QUIET, html_block, imported
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
@@ -29,7 +30,6 @@ from app.sidebar import sidebar
 from app.sidebar.picker import Picker
 from app.theme import theme
 from app.tokens import STYLES as RACE_STYLES
-from app.tokens import asset
 from app.tune import Tune
 from core.errors import UserError
 from core.progress import never
@@ -153,12 +153,13 @@ def launch_options() -> dict[str, Any]:
     return {
         "theme": theme(),
         "css": "".join(asset(name) for name in STYLES),
-        "js": f"() => {{ {asset('page/page.js')} }}",
+        "js": f"() => {{ {imported('page/page.js')}.then(({{ mount }}) => mount()); }}",
+        "head": preloads(),
         "footer_links": ["api"],
         "run_history": False,
         "ssr_mode": False,
         "allowed_paths": [],
         "max_file_size": "20mb",
         "state_session_capacity": MOST_SESSIONS,
-        "app_kwargs": {"middleware": [Middleware(Arrivals)]},
+        "app_kwargs": {"middleware": [Middleware(Arrivals)], "routes": [route()]},
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from html import escape
 from typing import Any
 
@@ -11,10 +10,11 @@ import gradio as gr
 from gradio.events import api
 
 from app.api import takes_settings
+from app.assets import asset
 from app.compare.events import Comparison, compare, fetch_all, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
 from app.compare.lanes import FEWEST, KEYS, MOST, lanes_from, short_precision
-from app.insides import PRIVATE, QUIET, html_block
+from app.insides import PRIVATE, QUIET, html_block, on_load
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -24,25 +24,13 @@ from app.serving.visit import Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
 from app.sidebar import control
 from app.sidebar.picker import OTHER, Choice
-from app.tokens import asset, stream
+from app.tokens import stream
 from core.errors import UserError
 from core.progress import never
 from core.records import SCHEMA
 from core.settings import METHODS, PRECISIONS, SPECS, Settings
 from core.text import Prompt
 
-SCRIPTS = (
-    "tokens/text.js",
-    "tokens/story.js",
-    "tokens/card.js",
-    "tokens/walk.js",
-    "tokens/pane.js",
-    "tokens/curve.js",
-    "tokens/numbers.js",
-    "tokens/reader.js",
-    "compare/table.js",
-    "compare/compare.js",
-)
 SIDEBAR = "as sidebar"
 ONE_PROMPT, ALL = "this prompt", "all"
 STARTING_METHODS = ("draft", "ngram", "early-exit", "plain", "tree", "ngram+draft")
@@ -311,16 +299,10 @@ def component(lanes: int) -> gr.HTML:
         value="",
         html_template=asset("compare/compare.html").replace("<div ", f'<div data-count="{lanes}" ', 1),
         css_template="",
-        js_on_load=script(),
+        js_on_load=on_load("compare/compare.js"),
         apply_default_css=False,
         elem_id="comparison",
     )
-
-
-@cache
-def script() -> str:
-    """The component's JavaScript: one function body, its files in order."""
-    return '"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS)
 
 
 def _follow(count: gr.Radio, columns: list[gr.Column]) -> None:

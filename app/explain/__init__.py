@@ -19,7 +19,7 @@ from app.explain.check import Texts, greedy_html, law_html, progress_html, sente
 from app.explain.costs import costs_html
 from app.explain.steps import interesting_round, walk
 from app.history.run_file import read_run_file
-from app.insides import PRIVATE, QUIET, html_block
+from app.insides import PRIVATE, QUIET, html_block, on_load
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -27,7 +27,6 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, prompt_text, settings_from
-from app.tokens import asset
 from core.errors import UserError
 from core.explaining.lossless import Progress
 from core.explaining.trace import trace_round
@@ -80,7 +79,7 @@ class Explain:
         """Lay out the tab; it looks for newer runs each time it is opened."""
         seen = gr.State(0)
         with gr.Column(elem_id="explain-empty") as empty:
-            waiting = html_block(EMPTY, asset("explain/explain.js"))
+            waiting = html_block(EMPTY, on_load("explain/explain.js", "refresh"))
             run = gr.Button("Run the Playground's prompt", variant="primary", elem_id="explain-run", scale=0)
         with gr.Column(elem_id="explain", visible=False) as content:
             with gr.Row(elem_id="explain-choice"):
@@ -100,7 +99,7 @@ class Explain:
                     info="Which of its rounds to walk through; at first one in which a draft was refused.",
                     elem_id="explain-round",
                 )
-            steps = html_block(js_on_load=asset("explain/explain.js"), elem_id="explain-walk")
+            steps = html_block(js_on_load=on_load("explain/explain.js", "refresh"), elem_id="explain-walk")
             costs = html_block(elem_id="explain-costs")
             html_block(CHECK)
             kind, continuations, check, stop = self._check_controls()

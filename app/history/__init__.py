@@ -8,12 +8,12 @@ from typing import Any
 
 import gradio as gr
 
+from app.assets import asset
 from app.header import pair_name, precisions
 from app.history.run_file import read_run_file
-from app.insides import PRIVATE, QUIET
+from app.insides import PRIVATE, QUIET, on_load
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
-from app.tokens import asset
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.errors import UserError
@@ -54,7 +54,7 @@ class History:
             value="",
             html_template=asset("history/history.html"),
             css_template="",
-            js_on_load=asset("history/history.js"),
+            js_on_load=on_load("history/history.js", "refresh", "show", "remove", "open"),
             apply_default_css=False,
             elem_id="history",
         )

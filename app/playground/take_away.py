@@ -24,19 +24,19 @@ from uuid import uuid4
 
 import gradio as gr
 
-from app.insides import PRIVATE
+from app.assets import asset
+from app.insides import PRIVATE, imported, on_load
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
-from app.tokens import asset
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_page
 from core.errors import UserError
 from core.records import Run, Settings, Token, depths
 from core.settings import command
 
+SCRIPT = "playground/take_away.js"
 TELL_SETTINGS = "(...values) => { document.dispatchEvent(new CustomEvent('settings-changed', { detail: values })); }"
-READ_ADDRESS = "() => window.settingsInAddress?.() ?? location.search"
 
 
 def answer(**parts: Any) -> str:
@@ -64,7 +64,7 @@ class TakeAway:
             value="",
             html_template=asset("playground/take_away.html"),
             css_template="",
-            js_on_load=asset("playground/take_away.js"),
+            js_on_load=on_load(SCRIPT, "take"),
             apply_default_css=False,
             elem_id="take-away",
             names=["prompt", *CONTROLS],
@@ -82,7 +82,7 @@ class TakeAway:
             self.read_address,
             self.bar,
             [*inputs, self.bar],
-            js=READ_ADDRESS,
+            js=f"async () => (await {imported(SCRIPT)}).settingsInAddress({json.dumps(['prompt', *CONTROLS])})",
             **PRIVATE,
         ).then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
         self.bar.take(self.take, visit, self.bar, concurrency_limit=2, **PRIVATE)

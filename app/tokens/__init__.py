@@ -11,33 +11,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import gradio as gr
 
-ASSETS = Path(__file__).resolve().parent.parent.parent / "assets"
-SCRIPTS = (
-    "tokens/text.js",
-    "tokens/story.js",
-    "tokens/card.js",
-    "tokens/walk.js",
-    "tokens/curve.js",
-    "tokens/timeline.js",
-    "tokens/numbers.js",
-    "tokens/pane.js",
-    "tokens/drawing.js",
-    "tokens/inspector.js",
-    "tokens/replay.js",
-    "tokens/scrubber.js",
-    "tokens/reader.js",
-    "tokens/race.js",
-)
+from app.assets import asset
+from app.insides import on_load
+
 STYLES = ("tokens/race.css", "tokens/inspector.css", "tokens/scrubber.css")
 """The component's style; it goes with that of the page, whose colours it uses by their names."""
-LIVE_SCRIPT = "playground/live.js"
 UPDATES_PER_SECOND = 12.0
 
 
@@ -47,22 +30,10 @@ def token_stream(**options: Any) -> gr.HTML:
         value="",
         html_template=asset("tokens/race.html"),
         css_template="",
-        js_on_load=script(),
+        js_on_load=on_load("playground/live.js"),
         apply_default_css=False,
         **options,
     )
-
-
-@cache
-def asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-@cache
-def script(live: bool = True) -> str:
-    """The component's JavaScript: one function body, its files in order; `live`: with the page's Run and Stop."""
-    names = [*SCRIPTS, LIVE_SCRIPT] if live else SCRIPTS
-    return '"use strict";\n' + "\n".join(asset(name) for name in names)
 
 
 def encode(event: dict[str, Any]) -> str:

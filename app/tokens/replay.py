@@ -8,10 +8,11 @@ from hashlib import sha256
 from html import escape
 from typing import Any
 
+from app.assets import asset, in_one_script
 from app.header import facts
 from app.playground.race import lane_events, verdict_event
 from app.serving.turns import Event
-from app.tokens import STYLES, Window, asset, encode, script
+from app.tokens import STYLES, Window, encode
 from app.tokens.markup import json_text
 from core.records import SCHEMA, Run, run_from_dict
 
@@ -63,7 +64,7 @@ def replay_page(document: dict[str, Any]) -> str:
     """
     lanes = lanes_of(document)
     style = "".join(asset(name) for name in ("tokens/replay_page.css", *STYLES))
-    code = f"(() => {{\n{asset('tokens/replay_page.js')}\n{script(live=False)}\n}})();\n"
+    code = in_one_script("tokens/replay_page.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; base-uri 'none'; form-action 'none'"
     )

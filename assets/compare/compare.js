@@ -1,5 +1,14 @@
 /* The comparison: up to four lanes side by side, drawn as the race draws its two, and the table of their figures. */
 
+import { make } from "../page/elements.js";
+import { Card } from "../tokens/card.js";
+import { Curve } from "../tokens/curve.js";
+import { Tally } from "../tokens/numbers.js";
+import { Pane } from "../tokens/pane.js";
+import { EventReader } from "../tokens/reader.js";
+import { connectCard, connectHide } from "../tokens/walk.js";
+import { Table } from "./table.js";
+
 const MOST_LANES = 4;
 const MARKS = ["\u25cf", "\u25c6", "\u25a0", "\u25b2"];
 const EMPTY =
@@ -225,7 +234,7 @@ function connectButtons(view) {
     else if (event.target.closest?.("#compare-stop") && view.busy) view.say("stopping", "Stopping\u2026");
   }, true);
   document.addEventListener("comparison-over", () => {
-    sent -= 1;
+    sent = Math.max(0, sent - 1);
     if (sent > 0 || !view.busy) return;
     if (view.status.dataset.kind === "starting") view.say("idle", EMPTY, "");
     view.done();
@@ -263,12 +272,14 @@ function connectSteps(view) {
   });
 }
 
-const view = new Comparison(element.querySelector(".comparison"));
-connectCard(view);
-connectHide(view.root);
-connectButtons(view);
-connectSteps(view);
-new ResizeObserver(() => view.curve.draw()).observe(view.root.querySelector(".chart"));
-view.root.view = view;
-watch("value", () => view.reader.update(props.value));
-view.reader.update(props.value);
+export function mount(element, { props, watch }) {
+  const view = new Comparison(element.querySelector(".comparison"));
+  connectCard(view);
+  connectHide(view.root);
+  connectButtons(view);
+  connectSteps(view);
+  new ResizeObserver(() => view.curve.draw()).observe(view.root.querySelector(".chart"));
+  view.root.view = view;
+  watch("value", () => view.reader.update(props.value));
+  view.reader.update(props.value);
+}

@@ -1,5 +1,7 @@
 /* The table of a comparison: a row a lane, sorted by the column whose head was pressed. */
 
+import { make } from "../page/elements.js";
+
 const COLUMNS = [
   { title: "lane", note: "models that it reads", value: (row) => row.lane, draw: drawLane },
   {
@@ -71,7 +73,7 @@ function drawSame({ identical, baseline, prompts }) {
   return ["differs from token " + first, make("small", "", apart)];
 }
 
-class Table {
+export class Table {
   constructor(section) {
     this.section = section;
     this.head = section.querySelector("thead tr");

@@ -1,5 +1,6 @@
 /* The runs of this visit: a list to sort and choose from, and the chosen ones beside each other. */
-"use strict";
+
+import { make } from "../page/elements.js";
 
 const LARGEST_FILE = 16e6;
 const EMPTY = "Nothing has run yet in this visit. Press Run in the Playground, or open a file that was saved as JSON.";
@@ -21,16 +22,11 @@ const COLUMNS = [
   { key: "acceptance", name: "Accepted", show: (v) => (v == null ? DASH : Math.round(100 * v) + "\u2009%"), number: true },
 ];
 
-function make(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
-}
-
 class History {
-  constructor(root) {
+  /** `trigger(name, detail)` tells the server. */
+  constructor(root, trigger) {
     this.root = root;
+    this.trigger = trigger;
     this.rows = [];
     this.chosen = new Set();
     this.sort = { key: "number", down: true };
@@ -198,7 +194,7 @@ class History {
       this.say("A run is going on in the Playground; show this one when it has ended.", true);
       return;
     }
-    trigger("show", { number });
+    this.trigger("show", { number });
   }
 
   async open(file) {
@@ -208,33 +204,35 @@ class History {
       return;
     }
     this.say(`Reading ${file.name}\u2026`);
-    trigger("open", { name: file.name, text: await file.text() });
+    this.trigger("open", { name: file.name, text: await file.text() });
   }
 }
 
-const history = new History(element.querySelector(".history"));
-const { root, tools, file } = history;
+export function mount(element, { props, trigger, watch }) {
+  const history = new History(element.querySelector(".history"), trigger);
+  const { root, tools, file } = history;
 
-for (const form of ["json", "csv", "html", "command"]) {
-  tools[form].addEventListener("click", () => {
-    const [number] = history.chosen;
-    document.dispatchEvent(new CustomEvent("take-away", { detail: { number, form } }));
+  for (const form of ["json", "csv", "html", "command"]) {
+    tools[form].addEventListener("click", () => {
+      const [number] = history.chosen;
+      document.dispatchEvent(new CustomEvent("take-away", { detail: { number, form } }));
+    });
+  }
+  tools.open.addEventListener("click", () => file.click());
+  file.addEventListener("change", async () => {
+    await history.open(file.files[0]);
+    file.value = "";
   });
-}
-tools.open.addEventListener("click", () => file.click());
-file.addEventListener("change", async () => {
-  await history.open(file.files[0]);
-  file.value = "";
-});
-root.addEventListener("dragover", (event) => event.preventDefault());
-root.addEventListener("drop", (event) => {
-  event.preventDefault();
-  history.open(event.dataTransfer.files[0]);
-});
-tools.remove.addEventListener("click", () => trigger("remove", { numbers: [...history.chosen] }));
-tools.clear.addEventListener("click", () => trigger("remove", { numbers: history.rows.map((row) => row.number) }));
-document.addEventListener("race-over", () => root.isConnected && trigger("refresh"));
+  root.addEventListener("dragover", (event) => event.preventDefault());
+  root.addEventListener("drop", (event) => {
+    event.preventDefault();
+    history.open(event.dataTransfer.files[0]);
+  });
+  tools.remove.addEventListener("click", () => trigger("remove", { numbers: [...history.chosen] }));
+  tools.clear.addEventListener("click", () => trigger("remove", { numbers: history.rows.map((row) => row.number) }));
+  document.addEventListener("race-over", () => root.isConnected && trigger("refresh"));
 
-root.history = history;
-watch("value", () => history.update(props.value));
-history.update(props.value);
+  root.history = history;
+  watch("value", () => history.update(props.value));
+  history.update(props.value);
+}

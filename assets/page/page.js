@@ -32,11 +32,13 @@ function showKeys(button, shown, keys, title) {
   button.setAttribute("aria-keyshortcuts", keys);
 }
 
-const apple = /Mac|iPhone|iPad/.test(navigator.platform);
-whenThere("#run", (run) => showKeys(run, apple ? "\u2318\u23ce" : "Ctrl \u23ce", "Control+Enter Meta+Enter", "Race both lanes on this prompt"));
-whenThere("#stop", (stop) => showKeys(stop, "Esc", "Escape", "Stop your runs; what is written so far stays"));
-whenThere("#run", (run) => (run.querySelector("button") ?? run).focus({ preventScroll: true }));
-whenThere("#sidebar", (sidebar) => {
-  connectHelp(sidebar);
-  if (innerWidth <= NARROW && sidebar.classList.contains("open")) sidebar.querySelector(".toggle-button").click();
-});
+export function mount() {
+  const apple = /Mac|iPhone|iPad/.test(navigator.platform);
+  whenThere("#run", (run) => showKeys(run, apple ? "\u2318\u23ce" : "Ctrl \u23ce", "Control+Enter Meta+Enter", "Race both lanes on this prompt"));
+  whenThere("#stop", (stop) => showKeys(stop, "Esc", "Escape", "Stop your runs; what is written so far stays"));
+  whenThere("#run", (run) => (run.querySelector("button") ?? run).focus({ preventScroll: true }));
+  whenThere("#sidebar", (sidebar) => {
+    connectHelp(sidebar);
+    if (innerWidth <= NARROW && sidebar.classList.contains("open")) sidebar.querySelector(".toggle-button").click();
+  });
+}

@@ -1,5 +1,7 @@
 /* What only the race of this page's own Run button has: Run, Stop, their keys, and a run asked for during another. */
 
+import { mountRace } from "../tokens/race.js";
+
 const EMPTY =
   "Press Run: a small draft model proposes the next few tokens, the target checks them all in one pass, and beside it the " +
   "same target writes alone. Same text, less time.";
@@ -19,7 +21,7 @@ function connectButtons(race) {
     else if (event.target.closest?.("#stop")) onStop();
   }, true);
   document.addEventListener("race-over", () => {
-    sent -= 1;
+    sent = Math.max(0, sent - 1);
     if (sent > 0 || !race.busy) return;
     if (race.status.dataset.kind === "starting") race.say("idle", EMPTY);
     race.done();
@@ -53,5 +55,8 @@ function connectButtons(race) {
   }
 }
 
-race.say("idle", EMPTY);
-connectButtons(race);
+export function mount(element, page) {
+  const race = mountRace(element, page);
+  race.say("idle", EMPTY);
+  connectButtons(race);
+}

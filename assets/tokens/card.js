@@ -1,5 +1,9 @@
 /* The card of one token: what it is, what became of it and why. Shown on hover and on focus. */
 
+import { make } from "../page/elements.js";
+import { testWords } from "./story.js";
+import { probability, quoted } from "./text.js";
+
 const OUTCOMES = {
   accepted: "Accepted: the target agreed with the draft",
   rejected: "Rejected: the target refused it",
@@ -11,7 +15,7 @@ const OUTCOMES = {
 
 const RESIDUAL = "Drawn from what the target has over the draft: max(0, p \u2212 q), renormalised.";
 
-class Card {
+export class Card {
   /** `hint`: what else can be done with a token, said at the foot. */
   constructor(root, hint = "") {
     this.box = root;
@@ -84,7 +88,7 @@ function cardContent(span, greedy) {
   return parts;
 }
 
-function outcomeLine(token) {
+export function outcomeLine(token) {
   const line = make("p", "card-outcome");
   line.dataset.kind = token.outcome;
   line.textContent = OUTCOMES[token.outcome];
@@ -118,10 +122,4 @@ function tops(title, candidates, id) {
     table.append(row);
   }
   return table;
-}
-
-function probability(value) {
-  if (value == null) return "\u2013";
-  if (value > 0 && value < 0.005) return value < 0.0001 ? "<0.0001" : value.toFixed(4);
-  return value.toFixed(2);
 }

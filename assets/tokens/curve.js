@@ -1,32 +1,26 @@
 /* Drawing with SVG, and the tokens of both lanes over time. The rounds to scale: tokens/timeline.js. */
 
-const SVG = "http://www.w3.org/2000/svg";
+import { shape } from "../page/elements.js";
+
 const MOST_POINTS = 500;
 
-function shape(tag, attributes, text) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
 /** A step of 1, 2 or 5 times a power of ten that cuts `span` into at most `parts`. */
-function niceStep(span, parts) {
+export function niceStep(span, parts) {
   const raw = span / parts || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= raw * 0.999);
 }
 
-function decimals(step) {
+export function decimals(step) {
   return Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
 }
 
-function baseline(box) {
+export function baseline(box) {
   return shape("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
 }
 
 /** Tokens over engine time, a line per lane, labelled at its end. */
-class Curve {
+export class Curve {
   constructor(svg) {
     this.svg = svg;
     this.clear();

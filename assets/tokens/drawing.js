@@ -1,5 +1,9 @@
 /* A round drawn: a chain of drafted tokens as a row of chips, a tree as a tree. */
 
+import { make, shape } from "../page/elements.js";
+import { isTree, lastAccepted } from "./story.js";
+import { quoted } from "./text.js";
+
 const NODE = { height: 20, gap: 5, between: 26, character: 7.3, longest: 12 };
 const SMALLEST_TREE = 0.72;
 
@@ -7,7 +11,7 @@ const SMALLEST_TREE = 0.72;
  * The round as it stands at `moment`. `chosen`: the position that is looked at (-1: the emitted token, null: none);
  * `pick(position)` is called when a token is chosen.
  */
-function roundDrawing(round, moment, chosen, pick) {
+export function roundDrawing(round, moment, chosen, pick) {
   return isTree(round) ? treeDrawing(round, moment, chosen, pick) : chainDrawing(round, moment, chosen, pick);
 }
 
@@ -42,7 +46,7 @@ function chipText(token, kind) {
 }
 
 /** [position, token] of all tokens of a round, the emitted one last at -1. */
-function placesOf(round) {
+export function placesOf(round) {
   const places = [...round.drafted.entries()];
   if (round.emitted) places.push([-1, round.emitted]);
   return places;
@@ -133,7 +137,7 @@ function treeNode(node, kind, chosen, pick) {
 }
 
 /** Make a drawn tree as large as there is room for, but never too small to be read. */
-function fitTree(drawing, width, height) {
+export function fitTree(drawing, width, height) {
   const tree = drawing.querySelector("svg.round-tree");
   if (!tree) return;
   const { width: wide, height: high } = tree.viewBox.baseVal;

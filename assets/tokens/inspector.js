@@ -1,6 +1,13 @@
 /* The inspector: the round of one token, what both models thought there, the test and what came of it. */
 
-class Inspector {
+import { make, shape } from "../page/elements.js";
+import { outcomeLine } from "./card.js";
+import { fitTree, roundDrawing } from "./drawing.js";
+import { seconds } from "./numbers.js";
+import { acceptance, isTree, laterSibling, lawsAt, residualOf, siblingsOf, testWords } from "./story.js";
+import { probability, quoted } from "./text.js";
+
+export class Inspector {
   constructor(race) {
     this.race = race;
     this.box = race.root.querySelector(".inspector");
@@ -132,7 +139,7 @@ class Inspector {
   }
 }
 
-function timesOf(round, step) {
+export function timesOf(round, step) {
   const milliseconds = (value) => (1000 * value).toFixed(1) + " ms";
   if (!round.drafted.length) return "Nothing drafted: one pass of the target in " + milliseconds(seconds(round)) + ".";
   const accepted = round.drafted.filter((token) => token.outcome === "accepted").length;
@@ -229,7 +236,7 @@ function testDrawing(token, round, position, greedy) {
 }
 
 /** The number drawn on the way from 0 to 1: below the acceptance ratio the token stands. */
-function scale(ratio, draw) {
+export function scale(ratio, draw) {
   const x = (value) => 8 + 284 * value;
   const svg = shape("svg", { class: "scale", viewBox: "0 0 300 44", role: "img" });
   svg.setAttribute("aria-label", "drew " + probability(draw) + ", accepted below " + probability(ratio));

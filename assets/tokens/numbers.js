@@ -1,7 +1,7 @@
 /* Running totals of the lanes and the numbers made of them. The definitions are those of core/records.py, whose own
    figures replace these at the end of a lane. */
 
-class Tally {
+export class Tally {
   constructor(run) {
     this.greedy = run.settings.temperature === 0;
     this.prefill = 0;
@@ -40,11 +40,11 @@ class Tally {
   }
 }
 
-function seconds(round) {
+export function seconds(round) {
   return round.draft_seconds + round.verify_seconds + round.other_seconds;
 }
 
-class Numbers {
+export class Numbers {
   constructor(root) {
     this.root = root;
     this.fields = {};

@@ -1,6 +1,9 @@
 /* One lane's text: tokens appended as they come, a block per line, so that a long text costs no more than a short one. */
 
-const KEPT = new Set(["accepted", "corrected", "bonus", "plain"]);
+import { make } from "../page/elements.js";
+import { fill, visible } from "./text.js";
+
+export const KEPT = new Set(["accepted", "corrected", "bonus", "plain"]);
 const PROMPT_LINES = 4;
 const PROMPT_SHOWN = 320;
 
@@ -11,7 +14,7 @@ function promptEnd(prompt) {
   return visible(end.length < whole.length ? "\u2026" + end : end).split("\n");
 }
 
-class Pane {
+export class Pane {
   constructor(section) {
     this.section = section;
     this.stream = section.querySelector(".stream");

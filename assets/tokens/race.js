@@ -1,5 +1,17 @@
 /* The race component: each event of the growing value (tokens/reader.js) is drawn once. */
 
+import { copyText } from "../page/hand_over.js";
+import { Card } from "./card.js";
+import { Curve } from "./curve.js";
+import { Inspector } from "./inspector.js";
+import { Numbers, Tally } from "./numbers.js";
+import { KEPT, Pane } from "./pane.js";
+import { EventReader } from "./reader.js";
+import { Replay } from "./replay.js";
+import { Scrubber, connectTimeline } from "./scrubber.js";
+import { Timeline } from "./timeline.js";
+import { connectCard, connectHide } from "./walk.js";
+
 class Race {
   constructor(root) {
     this.root = root;
@@ -177,16 +189,6 @@ function connectTools(race) {
   });
 }
 
-/** Where there is no clipboard (a page that is not on this machine, without https), the old way. */
-async function copyText(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = make("textarea", "announce", text);
-  document.body.append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
-}
-
 /** Escape closes what is open, the topmost first; who listens later sees that it was used. */
 function connectEscape(race) {
   document.addEventListener("keydown", (event) => {
@@ -207,14 +209,18 @@ function selectedOutput(race) {
   return chosen.filter((span) => KEPT.has(span.token.outcome)).map((span) => span.token.text).join("");
 }
 
-const race = new Race(element.querySelector(".race"));
-connectCard(race);
-connectHide(race.root);
-connectInspector(race);
-connectTimeline(race);
-connectTools(race);
-connectEscape(race);
-new ResizeObserver(() => race.drawCharts()).observe(race.root.querySelector(".charts"));
-race.root.race = race;
-watch("value", () => race.update(props.value));
-race.update(props.value);
+/** The race in its element; `page` is what Gradio gives the script of a component. Returns the race. */
+export function mountRace(element, { props, watch }) {
+  const race = new Race(element.querySelector(".race"));
+  connectCard(race);
+  connectHide(race.root);
+  connectInspector(race);
+  connectTimeline(race);
+  connectTools(race);
+  connectEscape(race);
+  new ResizeObserver(() => race.drawCharts()).observe(race.root.querySelector(".charts"));
+  race.root.race = race;
+  watch("value", () => race.update(props.value));
+  race.update(props.value);
+  return race;
+}

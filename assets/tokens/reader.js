@@ -1,6 +1,6 @@
 /* Reads a growing value of JSON lines (app/tokens/__init__.py, `Window`) and hands each event to its sink once. */
 
-class EventReader {
+export class EventReader {
   /** `sink` has begin(), take(event), flush() and lost(). */
   constructor(sink) {
     this.sink = sink;

@@ -1,6 +1,10 @@
 /* A finished run once more, moment by moment: which of its tokens are there, and what is still pending. The elements of
    the finished run are only hidden and shown, so that leaving gives back exactly what was there. */
 
+import { placesOf } from "./drawing.js";
+import { Tally, seconds } from "./numbers.js";
+import { Moment, beatsOf } from "./story.js";
+
 const SLOW = 0;
 const SLOW_WAITS = { draft: 0.18, judge: 0.8, emit: 0.9 };
 const LONGEST_FRAME = 0.1;
@@ -89,7 +93,7 @@ class ReplayLane {
  * The place in a replay is `round` (of the leading lane: the speculative one where there is one), how many of its
  * `beats` have happened (`done`), and `time`, the engine time that both lanes are shown at.
  */
-class Replay {
+export class Replay {
   constructor(race) {
     this.race = race;
     this.lanes = null;

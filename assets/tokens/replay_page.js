@@ -1,17 +1,22 @@
-/* Stands in for Gradio in a file of its own: the component gets its element and, as its value, the embedded race. */
+/* Stands in for Gradio in a file of its own: the race gets its element and, as its value, the embedded document. */
 
-const read = (id) => JSON.parse(document.getElementById(id).textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const follow = () => document.documentElement.classList.toggle("dark", dark.matches);
-dark.addEventListener("change", follow);
-follow();
+import { make } from "../page/elements.js";
+import { saveText } from "../page/hand_over.js";
+import { mountRace } from "./race.js";
+import { visible } from "./text.js";
 
-const element = document.getElementById("component");
-const props = { value: eventsOf(read("document"), read("verdict")) };
-const watch = () => {};
+const textOf = (id) => document.getElementById(id).textContent;
+
+/** Light or dark as the system is. */
+function followTheSystem() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const follow = () => document.documentElement.classList.toggle("dark", dark.matches);
+  dark.addEventListener("change", follow);
+  follow();
+}
 
 /** The race's events, a line each, as the page gets them from its server. */
-function eventsOf({ runs }, verdict) {
+export function eventsOf({ runs }, verdict) {
   const events = [{ e: "begin", id: "saved", from: 0 }];
   for (const { rounds, metrics, token_ids, text, stop_reason, ...head } of runs) {
     const lane = head.settings.method === "plain" ? "plain" : "speculative";
@@ -31,12 +36,14 @@ function tellMore({ runs: [run] }) {
     list.append(make("dt", "", name.replaceAll("_", " ")), make("dd", "", visible(String(value ?? "\u2013"))));
   }
   document.getElementById("save").addEventListener("click", () => {
-    const link = make("a");
-    link.download = "race.json";
-    link.href = URL.createObjectURL(new Blob([document.getElementById("document").textContent], { type: "application/json" }));
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    saveText({ name: "race.json", type: "application/json", text: textOf("document") });
   });
 }
 
-document.addEventListener("DOMContentLoaded", () => tellMore(read("document")));
+export function mount() {
+  followTheSystem();
+  const saved = JSON.parse(textOf("document"));
+  const value = eventsOf(saved, JSON.parse(textOf("verdict")));
+  mountRace(document.getElementById("component"), { props: { value }, watch() {} });
+  tellMore(saved);
+}

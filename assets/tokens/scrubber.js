@@ -1,8 +1,12 @@
 /* The controls of a replay, and the stage: the round that is on, as it stands, with a sentence for each moment. */
 
+import { fitTree, roundDrawing } from "./drawing.js";
+import { scale, timesOf } from "./inspector.js";
+import { acceptance, beatWords, isTree } from "./story.js";
+
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
-class Scrubber {
+export class Scrubber {
   constructor(race) {
     this.race = race;
     this.replay = race.replay;
@@ -134,7 +138,7 @@ class Scrubber {
 }
 
 /** The timeline chooses rounds: by pointer, and by arrow keys with Enter. */
-function connectTimeline(race) {
+export function connectTimeline(race) {
   const { timeline, replay, inspector } = race;
   const { slider } = timeline;
   const rounds = () => timeline.rounds;

@@ -1,17 +1,20 @@
 /* A round as data: the order in which things happened in it, and what is known of both models' laws. No elements. */
 
+import { seconds } from "./numbers.js";
+import { probability } from "./text.js";
+
 /** Whether the draft branches: some token does not continue the one drafted before it. */
-function isTree(round) {
+export function isTree(round) {
   return round.drafted.some((token, i) => (token.parent ?? -1) !== i - 1);
 }
 
 /** Drafted tokens that continue the same text as drafted token `position` (or as the emitted token: -1), in order. */
-function siblingsOf(round, position) {
+export function siblingsOf(round, position) {
   const parent = position < 0 ? lastAccepted(round) : round.drafted[position].parent;
   return round.drafted.filter((token) => (token.parent ?? -1) === (parent ?? -1));
 }
 
-function lastAccepted(round) {
+export function lastAccepted(round) {
   return round.drafted.findLastIndex((token) => token.outcome === "accepted");
 }
 
@@ -35,7 +38,7 @@ function judgedOrder(round) {
  * The moments of a round, in order: {kind: "draft" | "judge" | "emit", index, at}, `at` in seconds of engine time since
  * the round began. The target judges in one pass, so all judgements share its end.
  */
-function beatsOf(round) {
+export function beatsOf(round) {
   const end = seconds(round);
   const share = round.draft_seconds / (round.drafted.length || 1);
   const beats = round.drafted.map((_, index) => ({ kind: "draft", index, at: share * (index + 1) }));
@@ -45,7 +48,7 @@ function beatsOf(round) {
 }
 
 /** How far a round has come after `count` of its beats. */
-class Moment {
+export class Moment {
   constructor(round, count, beats = beatsOf(round)) {
     const done = beats.slice(0, count);
     this.beat = done.at(-1) ?? null;
@@ -64,7 +67,7 @@ class Moment {
 }
 
 /** What a beat means, in a sentence. */
-function beatWords(round, beat, greedy) {
+export function beatWords(round, beat, greedy) {
   const drafted = round.drafted.length;
   if (!beat) return drafted ? "The drafter begins: " + drafted + " to propose." : "Nothing is drafted: a plain step.";
   if (beat.kind === "draft") {
@@ -88,7 +91,7 @@ const EMITTED = {
 };
 
 /** The test of drafted token `position` in words, with its numbers where they are those of the test. */
-function testWords(round, position, greedy) {
+export function testWords(round, position, greedy) {
   const token = round.drafted[position];
   const stands = token.outcome === "accepted";
   if (token.outcome === "ignored") return "Never judged.";
@@ -99,12 +102,12 @@ function testWords(round, position, greedy) {
 }
 
 /** Chance of acceptance of a first sibling, min(1, p/q). */
-function acceptance(token) {
+export function acceptance(token) {
   return token.q > 0 ? Math.min(1, token.p / token.q) : 1;
 }
 
 /** Whether siblings were tested before this token: the p and q of its own test are not those recorded with it. */
-function laterSibling(round, position) {
+export function laterSibling(round, position) {
   return siblingsOf(round, position)[0] !== round.drafted[position];
 }
 
@@ -113,7 +116,7 @@ function laterSibling(round, position) {
  * lists of likeliest tokens, the likeliest of either first. A value is {value} where it is known, else {most}: more
  * than that it cannot be. q is null throughout where nobody drafted at this place.
  */
-function lawsAt(token, round, position, greedy) {
+export function lawsAt(token, round, position, greedy) {
   const siblings = siblingsOf(round, position);
   const p = new KnownLaw(token.top_target ?? siblings[0]?.top_target ?? []);
   const q = siblings.length ? new KnownLaw(siblings[0].top_draft ?? []) : null;
@@ -150,7 +153,7 @@ class KnownLaw {
 }
 
 /** norm(max(0, p - q)) over known rows; a q that is not known counts as 0, a p that is not known leaves its row out. */
-function residualOf(rows) {
+export function residualOf(rows) {
   const left = rows.filter((row) => row.p.value != null).map((row) => ({
     ...row,
     left: Math.max(0, row.p.value - (row.q?.value ?? 0)),

@@ -1,5 +1,7 @@
 /* Model text as text a person can see: nothing invisible, nothing that reorders its surroundings. */
 
+import { make } from "../page/elements.js";
+
 const HIDDEN = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180e\\u200b" +
     "\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\ud800-\\udfff]" +
@@ -16,21 +18,14 @@ function named(character) {
 }
 
 /** Text for the stream: spaces and line breaks stay, what cannot be seen is named. */
-function visible(text) {
+export function visible(text) {
   return text.replace(HIDDEN, named);
 }
 
 /** Text for the card: blanks are marked too, so that " a" and "a" look different. */
-function quoted(text) {
+export function quoted(text) {
   if (text === "") return "part of a character";
   return visible(text).replace(/ /g, "\u00b7").replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5");
-}
-
-function make(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
 }
 
 /** A faint line-break mark; a pseudo-element, so that it is never part of the text. */
@@ -42,7 +37,7 @@ function lineBreakMark() {
  * Put a token's text into its element. A kept line break breaks the line, with a mark where the token is nothing else;
  * a struck one is only marked, so that text nobody keeps does not move the lines.
  */
-function fill(target, text, struck) {
+export function fill(target, text, struck) {
   if (text === "") {
     target.classList.add("partial");
     return;
@@ -56,4 +51,11 @@ function fill(target, text, struck) {
     }
     if (line) target.append(line);
   });
+}
+
+/** A probability in as many digits as tell something. */
+export function probability(value) {
+  if (value == null) return "\u2013";
+  if (value > 0 && value < 0.005) return value < 0.0001 ? "<0.0001" : value.toFixed(4);
+  return value.toFixed(2);
 }

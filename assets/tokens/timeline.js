@@ -1,9 +1,13 @@
 /* Rounds to scale: above, what each brought; below, its draft and its check beside plain steps. A round can be chosen. */
 
+import { shape } from "../page/elements.js";
+import { baseline, decimals, niceStep } from "./curve.js";
+import { seconds } from "./numbers.js";
+
 const ROUNDS_SHOWN = 32;
 const NOTE = "draft (low), then the pass that checks it (high)";
 
-class Timeline {
+export class Timeline {
   /** `figure` holds the drawing, its note and the slider that makes it usable by keyboard. */
   constructor(figure) {
     this.svg = figure.querySelector("svg");

@@ -2,7 +2,7 @@
    A view has a root, panes by lane, tallies by lane, and a card. */
 
 /** The text under the pointer stands still meanwhile. */
-function connectCard(view) {
+export function connectCard(view) {
   const { root, card } = view;
   const token = (event) => event.target.closest?.(".t");
   const paneOf = (span) => view.panes[span.closest(".pane").dataset.lane];
@@ -33,7 +33,7 @@ function connectCard(view) {
   });
 }
 
-function connectHide(root) {
+export function connectHide(root) {
   const hide = root.querySelector('[data-tool="hide"]');
   hide.addEventListener("click", () => {
     const hidden = hide.getAttribute("aria-pressed") !== "true";

@@ -1,0 +1,17 @@
+/* Elements made in one line each; texts enter the page through `textContent` alone. */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function make(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+export function shape(tag, attributes, text) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}

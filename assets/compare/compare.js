@@ -1,11 +1,7 @@
 /* The comparison: up to four lanes side by side, drawn as the race draws its two, and the table of their figures. */
 
 import { make } from "../page/elements.js";
-import { Card } from "../tokens/card.js";
-import { Curve } from "../tokens/curve.js";
-import { Tally } from "../tokens/numbers.js";
-import { Pane } from "../tokens/pane.js";
-import { EventReader } from "../tokens/reader.js";
+import { LaneView, Lanes } from "../tokens/lanes.js";
 import { connectCard, connectHide } from "../tokens/walk.js";
 import { Table } from "./table.js";
 
@@ -13,97 +9,62 @@ const MOST_LANES = 4;
 const MARKS = ["\u25cf", "\u25c6", "\u25a0", "\u25b2"];
 const EMPTY =
   "Choose what each lane runs, then press Compare: lanes of the same target race at once, others are loaded in turn.";
-
 const HINT = "Lane 1 writes here; every token says what became of it, as in the playground.";
 
-class Comparison {
+class Comparison extends Lanes {
   constructor(root) {
-    this.root = root;
-    this.lanes = root.querySelector(".lanes");
-    this.panes = {};
-    for (let number = 1; number <= MOST_LANES; number += 1) this.addPane(number);
-    this.status = root.querySelector(".status");
+    super(root, "comparison");
+    this.columns = root.querySelector(".lanes");
+    for (let number = 1; number <= MOST_LANES; number += 1) this.addLane(number);
     this.whole = root.querySelector(".whole");
     this.steps = root.querySelector(".prompt-steps");
-    this.announce = root.querySelector(".announce");
     this.table = new Table(root.querySelector(".table"));
-    this.curve = new Curve(root.querySelector('[data-chart="curve"] svg'));
-    this.card = new Card(root.querySelector(".card"));
-    this.reader = new EventReader(this);
+    this.root.addEventListener("busy", () => (document.documentElement.dataset.comparison = root.dataset.state));
     this.clear();
     this.count = Number(root.dataset.count);
     this.say("idle", EMPTY);
-    for (const [number, pane] of Object.entries(this.panes)) pane.hint(number === "1" ? HINT : "Lane " + number + " writes here.");
+    for (const [number, { pane }] of Object.entries(this.lanes)) {
+      pane.hint(number === "1" ? HINT : "Lane " + number + " writes here.");
+    }
   }
 
-  addPane(number) {
+  addLane(number) {
     const section = this.root.querySelector("template").content.firstElementChild.cloneNode(true);
     section.dataset.lane = number;
     section.querySelector(".mark").textContent = MARKS[number - 1];
     section.querySelector(".stream").setAttribute(
       "aria-label", "Output of lane " + number + ". Arrow keys walk through the tokens.");
-    this.lanes.append(section);
-    this.panes[number] = new Pane(section);
+    this.columns.append(section);
+    this.lanes[number] = new LaneView(section, "lane " + number, this.curve);
     this.name(number, "", "");
   }
 
   name(number, name, models) {
-    const section = this.panes[number].section;
+    const { section } = this.lanes[number].pane;
     section.querySelector("h2").textContent = number + " " + name;
     section.querySelector(".models").textContent = models;
     section.setAttribute("aria-label", "Lane " + number + [name, models].filter(Boolean).map((part) => ", " + part).join(""));
   }
 
   set count(count) {
-    this.lanes.style.setProperty("--count", count);
-    for (const [number, pane] of Object.entries(this.panes)) pane.section.hidden = number > count;
-  }
-
-  get busy() {
-    return this.root.dataset.state === "busy";
-  }
-
-  set busy(busy) {
-    this.root.dataset.state = busy ? "busy" : "idle";
-    document.documentElement.dataset.comparison = this.root.dataset.state;
-  }
-
-  say(kind, text, why) {
-    this.status.dataset.kind = kind;
-    this.status.setAttribute("role", kind === "error" ? "alert" : "status");
-    this.status.querySelector(".status-text").textContent = text;
-    if (why !== undefined) this.status.querySelector(".status-why").textContent = why;
-  }
-
-  lost() {
-    this.say("error", "Part of this comparison was lost on the way to the browser; please run it again.");
-  }
-
-  begin() {
-    this.card.hide();
-    this.busy = true;
+    this.columns.style.setProperty("--count", count);
+    for (const [number, { pane }] of Object.entries(this.lanes)) pane.section.hidden = number > count;
   }
 
   take(event) {
     if (event.e === "plan") this.plan(event);
-    else if (event.e === "status") this.progress(event);
     else if (event.e === "prompt") this.prompt(event);
-    else if (event.e === "open") this.open(event.lane, event.run);
-    else if (event.e === "round") this.addRound(event);
-    else if (event.e === "end") this.endLane(event.lane, event.run);
     else if (event.e === "fail") this.fail(event);
     else if (event.e === "result") this.result(event);
-    else if (event.e === "error") this.say("error", event.text);
-    else if (event.e === "done") this.done();
+    else super.take(event);
   }
 
+  /** Runs by lane and by the number of their prompt; `at` is the one that is shown. */
   clear() {
-    this.tallies = {};
-    this.documents = {};
-    for (const pane of Object.values(this.panes)) pane.clear();
-    this.curve.clear();
-    this.table.show([], "");
+    super.clear();
+    this.runs = {};
     this.at = null;
+    this.table.show([], "");
   }
 
   plan({ lanes, prompts, notes }) {
@@ -116,9 +77,14 @@ class Comparison {
     this.fill(0, 1);
   }
 
-  progress({ kind, text, done, of }) {
-    this.say(kind, text);
-    if (of) this.fill(done, of);
+  /** What the plan noted stays beside. */
+  say(kind, text, why = null) {
+    super.say(kind, text, why);
+  }
+
+  progress(event) {
+    super.progress(event);
+    if (event.of) this.fill(event.done, event.of);
   }
 
   /** How many runs are over, as a bar. */
@@ -137,55 +103,27 @@ class Comparison {
     this.at = at;
     this.curve.clear();
     this.card.hide();
-    for (const [lane, documents] of Object.entries(this.documents)) {
-      const run = documents[at];
-      if (!run) continue;
-      this.openLane(lane, run);
-      for (const round of run.rounds) this.drawRound(lane, round, run.prefill);
-      this.closeLane(lane, run);
+    for (const [lane, runs] of Object.entries(this.runs)) {
+      if (runs[at]) this.lanes[lane].show(runs[at], runs[at].prefill);
     }
     this.flush();
     this.steps.querySelector("span").textContent = "prompt " + (at + 1) + " of " + this.prompts.length + ", " + this.prompts[at];
   }
 
   open(lane, run) {
-    (this.documents[lane] ??= {})[this.at] = { ...run, rounds: [] };
-    this.openLane(lane, run);
+    super.open(lane, run);
+    (this.runs[lane] ??= {})[this.at] = this.lanes[lane].run;
   }
 
-  openLane(lane, run) {
-    this.tallies[lane] = new Tally(run);
-    this.panes[lane].open(run);
-  }
-
-  addRound({ lane, round, prefill }) {
-    const run = this.documents[lane][this.at];
-    if (prefill !== undefined) run.prefill = prefill;
-    run.rounds.push(round);
-    this.drawRound(lane, round, run.prefill);
-  }
-
-  drawRound(lane, round, prefill) {
-    const tally = this.tallies[lane];
-    tally.prefill = prefill;
-    tally.add(round);
-    this.panes[lane].add(round);
-    this.curve.add("lane " + lane, tally.elapsed, tally.tokens, tally.prefill);
-  }
-
-  endLane(lane, run) {
-    this.closeLane(lane, Object.assign(this.documents[lane][this.at], run));
-  }
-
-  closeLane(lane, run) {
-    if (!run.metrics) return;
-    this.tallies[lane].metrics = run.metrics;
-    this.panes[lane].end(run);
+  addRound(event) {
+    const { run } = this.lanes[event.lane];
+    if (event.prefill !== undefined) run.prefill = event.prefill;
+    super.addRound(event);
   }
 
   /** A lane that had to give up says why in its own place; one that was only the baseline says it in the table. */
   fail({ lane, text }) {
-    const pane = this.panes[lane];
+    const pane = this.lanes[lane]?.pane;
     if (!pane) return;
     pane.flush();
     pane.section.dataset.state = "failed";
@@ -211,16 +149,8 @@ class Comparison {
   }
 
   done() {
-    this.busy = false;
+    super.done();
     this.steps.hidden = !(this.prompts?.length > 1 && this.at !== null);
-  }
-
-  flush() {
-    for (const [lane, tally] of Object.entries(this.tallies)) {
-      this.panes[lane].flush();
-      this.panes[lane].progress(tally.tokens, tally.rate);
-    }
-    this.curve.draw();
   }
 }
 
@@ -278,8 +208,8 @@ export function mount(element, { props, watch }) {
   connectHide(view.root);
   connectButtons(view);
   connectSteps(view);
-  new ResizeObserver(() => view.curve.draw()).observe(view.root.querySelector(".chart"));
+  new ResizeObserver(() => view.drawCharts()).observe(view.root.querySelector(".chart"));
   view.root.view = view;
-  watch("value", () => view.reader.update(props.value));
-  view.reader.update(props.value);
+  watch("value", () => view.update(props.value));
+  view.update(props.value);
 }

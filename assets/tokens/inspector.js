@@ -3,7 +3,7 @@
 import { make, shape } from "../page/elements.js";
 import { outcomeLine } from "./card.js";
 import { fitTree, roundDrawing } from "./drawing.js";
-import { seconds } from "./numbers.js";
+import { seconds } from "./tally.js";
 import { acceptance, isTree, laterSibling, lawsAt, residualOf, siblingsOf, testWords } from "./story.js";
 import { probability, quoted } from "./text.js";
 
@@ -33,11 +33,11 @@ export class Inspector {
   }
 
   get pane() {
-    return this.race.panes[this.lane];
+    return this.race.lanes[this.lane].pane;
   }
 
   get rounds() {
-    return this.race.documents[this.lane].rounds;
+    return this.race.lanes[this.lane].run.rounds;
   }
 
   /** Look at a token of a pane, and open where it is shut. `still`: scroll nothing. */
@@ -98,7 +98,7 @@ export class Inspector {
 
   /** Look at the token of a round that says most: the refused one, else the last. */
   openRound(lane, round) {
-    const spans = [...this.race.panes[lane].tokens()].filter((span) => span.round === round);
+    const spans = [...this.race.lanes[lane].pane.tokens()].filter((span) => span.round === round);
     const shown = spans.filter((span) => !span.classList.contains("later"));
     this.open(shown.find((span) => span.token.outcome === "rejected") ?? shown.at(-1));
   }
@@ -111,7 +111,7 @@ export class Inspector {
   draw() {
     const { span, rounds } = this;
     const { token, round, position } = span;
-    const tally = this.race.tallies[this.lane];
+    const tally = this.race.lanes[this.lane].tally;
     const at = rounds.indexOf(round);
     this.title.textContent = (this.lane === "plain" ? "Step " : "Round ") + (at + 1) + " of " + rounds.length;
     const moment = this.race.replay.momentOf(this.lane, round);
@@ -134,7 +134,7 @@ export class Inspector {
 
   /** Mean seconds of a plain step, where plain decoding ran beside. */
   plainStep() {
-    const plain = this.race.tallies.plain;
+    const plain = this.race.lanes.plain.tally;
     return plain?.rounds ? plain.seconds / plain.rounds : null;
   }
 }

@@ -1,48 +1,4 @@
-/* Running totals of the lanes and the numbers made of them. The definitions are those of core/records.py, whose own
-   figures replace these at the end of a lane. */
-
-export class Tally {
-  constructor(run) {
-    this.greedy = run.settings.temperature === 0;
-    this.prefill = 0;
-    this.seconds = 0;
-    this.tokens = 0;
-    this.rounds = 0;
-    this.outcomes = { accepted: 0, rejected: 0, ignored: 0, corrected: 0, bonus: 0, plain: 0 };
-    this.metrics = null;
-  }
-
-  add(round) {
-    for (const token of round.drafted) this.outcomes[token.outcome] += 1;
-    if (round.emitted) this.outcomes[round.emitted.outcome] += 1;
-    const accepted = round.drafted.reduce((n, token) => n + (token.outcome === "accepted"), 0);
-    this.tokens += accepted + (round.emitted ? 1 : 0);
-    this.seconds += seconds(round);
-    this.rounds += 1;
-  }
-
-  get elapsed() {
-    return this.prefill + this.seconds;
-  }
-
-  get rate() {
-    return this.metrics?.tokens_per_second ?? (this.seconds ? this.tokens / this.seconds : 0);
-  }
-
-  get acceptance() {
-    if (this.metrics) return this.metrics.acceptance_rate;
-    const judged = this.outcomes.accepted + this.outcomes.rejected;
-    return judged ? this.outcomes.accepted / judged : null;
-  }
-
-  get tokensPerRound() {
-    return this.metrics?.tokens_per_round ?? (this.rounds ? this.tokens / this.rounds : 0);
-  }
-}
-
-export function seconds(round) {
-  return round.draft_seconds + round.verify_seconds + round.other_seconds;
-}
+/* The four numbers between the panes, and the count of each outcome. */
 
 export class Numbers {
   constructor(root) {

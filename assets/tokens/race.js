@@ -1,117 +1,80 @@
-/* The race component: each event of the growing value (tokens/reader.js) is drawn once. */
+/* The race: the speculative lane and the plain one, each event of the growing value drawn once. */
 
 import { copyText } from "../page/hand_over.js";
-import { Card } from "./card.js";
-import { Curve } from "./curve.js";
 import { Inspector } from "./inspector.js";
-import { Numbers, Tally } from "./numbers.js";
-import { KEPT, Pane } from "./pane.js";
-import { EventReader } from "./reader.js";
+import { LaneView, Lanes } from "./lanes.js";
+import { Numbers } from "./numbers.js";
+import { KEPT } from "./pane.js";
 import { Replay } from "./replay.js";
 import { Scrubber, connectTimeline } from "./scrubber.js";
 import { Timeline } from "./timeline.js";
 import { connectCard, connectHide } from "./walk.js";
 
-class Race {
+const RACING = "Racing: the lanes share the device, each on its own clock.";
+
+export class Race extends Lanes {
   constructor(root) {
-    this.root = root;
-    this.panes = {};
-    for (const section of root.querySelectorAll(".pane")) this.panes[section.dataset.lane] = new Pane(section);
-    this.status = root.querySelector(".status");
-    this.announce = root.querySelector(".announce");
+    super(root, "run", "Click or press Enter for its whole round.");
+    for (const section of root.querySelectorAll(".pane")) {
+      const name = section.dataset.lane;
+      this.lanes[name] = new LaneView(section, name, this.curve);
+    }
     this.numbers = new Numbers(root);
-    this.curve = new Curve(root.querySelector('[data-chart="curve"] svg'));
     this.timeline = new Timeline(root.querySelector('[data-chart="timeline"]'));
-    this.card = new Card(root.querySelector(".card"), "Click or press Enter for its whole round.");
-    this.reader = new EventReader(this);
-    this.documents = {};
-    this.tallies = {};
     this.inspector = new Inspector(this);
     this.replay = new Replay(this);
     this.scrubber = new Scrubber(this);
+    this.root.addEventListener("busy", () => {
+      if (this.busy) this.replay.leave();
+      this.scrubber.draw();
+    });
     this.say("idle", "A race that is over is shown here.");
-    const legend = [...root.querySelectorAll(".legend li")];
+    this.hint();
+  }
+
+  hint() {
+    const legend = [...this.root.querySelectorAll(".legend li")];
     const key = legend.map((item) => ({ kind: item.firstElementChild.dataset.kind, meaning: item.title }));
-    this.panes.speculative.hint("Every token says what became of it:", key);
-    this.panes.plain.hint("The same target, one token per pass, on the same clock.");
+    this.lanes.speculative.pane.hint("Every token says what became of it:", key);
+    this.lanes.plain.pane.hint("The same target, one token per pass, on the same clock.");
   }
 
-  get busy() {
-    return this.root.dataset.state === "busy";
-  }
-
-  set busy(busy) {
-    if (busy) this.replay.leave();
-    this.root.dataset.state = busy ? "busy" : "idle";
-    this.scrubber.draw();
-    this.root.dispatchEvent(new Event("busy"));
-  }
-
-  say(kind, text, why = "") {
-    this.status.dataset.kind = kind;
-    this.status.setAttribute("role", kind === "error" ? "alert" : "status");
-    this.status.querySelector(".status-text").textContent = text;
-    this.status.querySelector(".status-why").textContent = why;
-  }
-
-  update(value) {
-    this.reader.update(value);
-  }
-
-  lost() {
-    this.say("error", "Part of this run was lost on the way to the browser; please run it again.");
+  /** The run documents that are shown, by lane. */
+  get documents() {
+    const shown = Object.entries(this.lanes).filter(([, lane]) => lane.run);
+    return Object.fromEntries(shown.map(([name, lane]) => [name, lane.run]));
   }
 
   take(event) {
-    if (event.e === "status") this.say(event.kind, event.text);
-    else if (event.e === "open") this.open(event.lane, event.run);
-    else if (event.e === "round") this.addRound(event);
-    else if (event.e === "end") this.endLane(event.lane, event.run);
-    else if (event.e === "verdict") this.verdict(event);
-    else if (event.e === "error") this.say("error", event.text);
-    else if (event.e === "done") this.done();
+    if (event.e === "verdict") this.verdict(event);
+    else super.take(event);
   }
 
   begin() {
-    this.card.hide();
-    this.busy = true;
-    this.documents = {};
-    this.tallies = {};
+    super.begin();
+    this.fresh = true;
   }
 
   /** The lanes of a new run replace those of the last one only once there is something to show. */
-  open(lane, run) {
-    if (!Object.keys(this.documents).length) {
+  open(name, run) {
+    if (this.fresh) {
+      this.fresh = false;
       this.inspector.close();
-      Object.values(this.panes).forEach((pane) => pane.clear());
-      this.numbers.clear();
-      this.curve.clear();
-      this.timeline.clear();
-      this.panes.speculative.hint("Speculation is off.");
+      this.clear();
+      this.lanes.speculative.pane.hint("Speculation is off.");
     }
-    this.documents[lane] = { ...run, rounds: [] };
-    this.tallies[lane] = new Tally(run);
-    this.panes[lane].open(run);
+    super.open(name, run);
   }
 
-  addRound({ lane, round, prefill }) {
-    const tally = this.tallies[lane];
-    if (prefill !== undefined) {
-      tally.prefill = prefill;
-      this.say("running", "Racing: the lanes share the device, each on its own clock.");
-    }
-    if (lane === "plain") this.timeline.addStep(tally.elapsed, round);
-    else this.timeline.addRound(tally.elapsed, round);
-    tally.add(round);
-    this.documents[lane].rounds.push(round);
-    this.panes[lane].add(round);
-    this.curve.add(lane, tally.elapsed, tally.tokens, tally.prefill);
+  clear() {
+    super.clear();
+    this.numbers.clear();
+    this.timeline.clear();
   }
 
-  endLane(lane, run) {
-    Object.assign(this.documents[lane], run);
-    this.tallies[lane].metrics = run.metrics;
-    this.panes[lane].end(run);
+  addRound(event) {
+    if (event.prefill !== undefined) this.say("running", RACING);
+    this.timeline.add(event.lane, super.addRound(event), event.round);
   }
 
   verdict({ kind, text, why }) {
@@ -121,30 +84,31 @@ class Race {
   }
 
   done() {
-    this.busy = false;
+    super.done();
     this.inspector.refresh();
   }
 
   flush() {
-    for (const lane of Object.keys(this.tallies)) this.panes[lane].flush();
-    this.drawTallies(this.tallies);
-    this.drawCharts();
+    super.flush();
+    this.numbers.draw(this.lanes.speculative.tally, this.lanes.plain.tally);
   }
 
+  /** Show totals of another moment, by lane. */
   drawTallies(tallies) {
-    for (const [lane, tally] of Object.entries(tallies)) this.panes[lane].progress(tally.tokens, tally.rate);
+    for (const [name, tally] of Object.entries(tallies)) this.lanes[name].progress(tally);
     this.numbers.draw(tallies.speculative, tallies.plain);
   }
 
   drawCharts() {
-    this.curve.draw();
+    super.drawCharts();
     this.timeline.draw();
   }
 
   /** The output alone, as the run document has it. */
   text() {
-    const lane = this.documents.speculative ? "speculative" : "plain";
-    return this.documents[lane]?.text ?? this.panes[lane].text;
+    const { speculative, plain } = this.lanes;
+    const lane = speculative.run ? speculative : plain;
+    return lane.run?.text ?? lane.pane.text;
   }
 }
 

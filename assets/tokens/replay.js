@@ -2,7 +2,7 @@
    the finished run are only hidden and shown, so that leaving gives back exactly what was there. */
 
 import { placesOf } from "./drawing.js";
-import { Tally, seconds } from "./numbers.js";
+import { Tally, seconds } from "./tally.js";
 import { Moment, beatsOf } from "./story.js";
 
 const SLOW = 0;
@@ -12,13 +12,13 @@ const KEYS = "On its controls Space plays, \u2190 and \u2192 step, Page Up and P
 
 /** One lane in a replay: its rounds in engine time, and its tokens in the order in which they appear. */
 class ReplayLane {
-  constructor(pane, document, prefill) {
+  constructor({ pane, run, tally }) {
     this.pane = pane;
-    this.document = document;
-    this.rounds = document.rounds;
-    this.prefill = prefill;
+    this.run = run;
+    this.rounds = run.rounds;
+    this.prefill = tally.prefill;
     this.ends = [];
-    let end = prefill;
+    let end = this.prefill;
     for (const round of this.rounds) this.ends.push((end += seconds(round)));
     this.spans = [...pane.tokens()];
     this.lines = new Map();
@@ -35,8 +35,8 @@ class ReplayLane {
     this.scrolled = pane.stream.scrollTop;
     this.followed = pane.following;
     this.noted = pane.note.textContent;
-    this.tally = new Tally(document);
-    this.tally.prefill = prefill;
+    this.tally = new Tally(run);
+    this.tally.prefill = this.prefill;
   }
 
   start(index) {
@@ -74,7 +74,7 @@ class ReplayLane {
   /** Totals of the first `count` rounds. */
   sum(count) {
     if (count < this.tally.rounds) {
-      this.tally = new Tally(this.document);
+      this.tally = new Tally(this.run);
       this.tally.prefill = this.prefill;
     }
     while (this.tally.rounds < count) this.tally.add(this.rounds[this.tally.rounds]);
@@ -111,12 +111,12 @@ export class Replay {
   }
 
   get leaderName() {
-    return this.race.documents.speculative ? "speculative" : "plain";
+    return this.race.lanes.speculative.run ? "speculative" : "plain";
   }
 
   /** How many rounds there are to replay; none while a race is on. */
   get length() {
-    return this.race.busy ? 0 : (this.race.documents[this.leaderName]?.rounds.length ?? 0);
+    return this.race.busy ? 0 : (this.race.lanes[this.leaderName].run?.rounds.length ?? 0);
   }
 
   enter() {
@@ -126,9 +126,7 @@ export class Replay {
     this.status = [race.status.dataset.kind, ...[".status-text", ".status-why"].map((name) => race.status.querySelector(name).textContent)];
     this.lanes = {};
     this.drawn = null;
-    for (const [lane, document] of Object.entries(race.documents)) {
-      this.lanes[lane] = new ReplayLane(race.panes[lane], document, race.tallies[lane].prefill);
-    }
+    for (const [name, lane] of Object.entries(race.lanes)) if (lane.run) this.lanes[name] = new ReplayLane(lane);
     race.root.dataset.replay = "";
     race.say("replay", "Replay of this run, in its own engine time.", KEYS);
     this.place(0, 0);
@@ -261,7 +259,7 @@ export class Replay {
       else lane.show(lane.overAt(this.time));
     }
     race.drawTallies(Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.tally])));
-    race.timeline.choose(race.documents.speculative ? this.round : null);
+    race.timeline.choose(race.lanes.speculative.run ? this.round : null);
     this.follow(moment);
     this.onchange();
   }

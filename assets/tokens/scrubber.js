@@ -110,7 +110,7 @@ export class Scrubber {
     const moment = replay.momentOf(lane, round);
     this.title.textContent = "Round " + (replay.round + 1);
     this.words.setAttribute("aria-live", replay.playing ? "off" : "polite");
-    this.words.textContent = beatWords(round, moment.beat, race.tallies[lane].greedy);
+    this.words.textContent = beatWords(round, moment.beat, race.lanes[lane].tally.greedy);
     const drawing = roundDrawing(round, moment, moment.beat?.index ?? null, null);
     this.stage.replaceChildren(drawing, ...this.test(round, moment.beat));
     this.fit(drawing);

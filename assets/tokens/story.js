@@ -1,6 +1,6 @@
 /* A round as data: the order in which things happened in it, and what is known of both models' laws. No elements. */
 
-import { seconds } from "./numbers.js";
+import { seconds } from "./tally.js";
 import { probability } from "./text.js";
 
 /** Whether the draft branches: some token does not continue the one drafted before it. */

@@ -1,8 +1,8 @@
 /* Rounds to scale: above, what each brought; below, its draft and its check beside plain steps. A round can be chosen. */
 
+import { baseline, frame, linear, niceStep, tickBelow, ticks } from "../page/chart.js";
 import { shape } from "../page/elements.js";
-import { baseline, decimals, niceStep } from "./curve.js";
-import { seconds } from "./numbers.js";
+import { seconds } from "./tally.js";
 
 const ROUNDS_SHOWN = 32;
 const NOTE = "draft (low), then the pass that checks it (high)";
@@ -24,12 +24,10 @@ export class Timeline {
     this.draw();
   }
 
-  addRound(start, round) {
-    this.rounds.push({ start, end: start + seconds(round), round });
-  }
-
-  addStep(start, round) {
-    this.steps.push([start, start + seconds(round)]);
+  add(lane, start, round) {
+    const end = start + seconds(round);
+    if (lane === "plain") this.steps.push([start, end]);
+    else this.rounds.push({ start, end, round });
   }
 
   /** Mark a round by its number from 0, and show the rounds around it; null: none, and the last ones are shown. */
@@ -60,15 +58,13 @@ export class Timeline {
   draw() {
     const shown = this.window();
     this.describe(shown);
-    const width = this.svg.clientWidth || 560;
-    const height = this.svg.clientHeight || 98;
-    const box = { left: 74, right: width - 8, top: 4, bottom: height - 18 };
+    const box = frame(this.svg, { left: 74, right: 8, top: 4, bottom: 18 }, 98);
     this.range = null;
     if (!shown.length && !this.steps.length) return this.svg.replaceChildren(baseline(box));
     const from = shown[0]?.start ?? this.firstStep();
     const to = Math.max(shown.at(-1)?.end ?? this.steps.at(-1)[1], from + 0.001);
     this.range = { ...box, from, to };
-    const x = (t) => box.left + ((t - from) / (to - from)) * (box.right - box.left);
+    const x = linear(from, to, box.left, box.right);
     const rows = { speculative: box.bottom - 42, plain: box.bottom - 19 };
     const paths = { draft: "", verify: "", plain: "" };
     const pips = {};
@@ -148,15 +144,13 @@ export class Timeline {
   }
 
   *scale(box, from, to, x) {
-    const step = niceStep(to - from, 5);
-    yield shape("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
-    const unit = step < 0.5 ? [1000, " ms"] : [1, " s"];
-    for (let i = Math.ceil(from / step); i * step <= to; i += 1) {
-      const text = (i * step * unit[0]).toFixed(decimals(step * unit[0])) + unit[1];
-      const at = x(i * step);
+    yield baseline(box);
+    const [factor, unit] = niceStep(to - from, 5) < 0.5 ? [1000, " ms"] : [1, " s"];
+    for (const { value, text } of ticks(from, to, 5, factor)) {
+      const at = x(value);
       if (at > box.right - 12) break;
       yield shape("line", { class: "axis", x1: at, x2: at, y1: box.bottom, y2: box.bottom + 3 });
-      yield shape("text", { class: "tick", x: at, y: box.bottom + 13, "text-anchor": "middle" }, text);
+      yield tickBelow(at, box, text + unit);
     }
   }
 }

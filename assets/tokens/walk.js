@@ -1,14 +1,15 @@
 /* Ways through the tokens of panes: hover, focus and arrow keys lead to a token's card; struck ones can be hidden.
-   A view has a root, panes by lane, tallies by lane, and a card. */
+   A view has a root, lanes by name (lanes.js) and a card. */
 
 /** The text under the pointer stands still meanwhile. */
 export function connectCard(view) {
   const { root, card } = view;
   const token = (event) => event.target.closest?.(".t");
-  const paneOf = (span) => view.panes[span.closest(".pane").dataset.lane];
-  const show = (span) => card.show(span, view.tallies[span.closest(".pane").dataset.lane]?.greedy ?? true);
+  const laneOf = (span) => view.lanes[span.closest(".pane").dataset.lane];
+  const paneOf = (span) => laneOf(span).pane;
+  const show = (span) => card.show(span, laneOf(span).tally?.greedy ?? true);
 
-  for (const pane of Object.values(view.panes)) {
+  for (const { pane } of Object.values(view.lanes)) {
     pane.stream.addEventListener("pointerenter", () => (pane.held = true));
     pane.stream.addEventListener("pointerleave", () => {
       pane.held = false;

@@ -64,7 +64,7 @@ def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> N
     set_number(page, "New tokens", 48)
     choose(page, 1, "Draft length", "4")  # auto may find that drafting does not pay on this pair, and draft nothing
     compare(page)
-    documents = page.evaluate(f"{VIEW}.documents")
+    documents = page.evaluate(f"{VIEW}.runs")
     assert [documents[lane]["0"]["settings"]["method"] for lane in "1234"] == ["draft", "ngram", "early-exit", "plain"]
     for lane in "1234":
         run = documents[lane]["0"]

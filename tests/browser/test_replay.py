@@ -67,8 +67,8 @@ def test_hostile_text_stays_text(from_disk: Any) -> None:
     assert shown[: len(HOSTILE)] == [PICTURES.get(text, text) for text in HOSTILE]
     page.evaluate(
         f"""() => {{
-            const {{ inspector, panes, replay, scrubber }} = {RACE};
-            for (const span of panes.speculative.tokens()) inspector.open(span);
+            const {{ inspector, lanes, replay }} = {RACE};
+            for (const span of lanes.speculative.pane.tokens()) inspector.open(span);
             replay.seek(0, 0);
             while (replay.step(1));
         }}"""

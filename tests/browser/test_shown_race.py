@@ -97,9 +97,9 @@ def test_running_totals_agree_with_the_engines_own(app: str, visit: Any) -> None
     run_to_end(page)
     live, final = page.evaluate(
         """() => {
-            const { tallies, documents } = document.querySelector('.race').race;
+            const { lanes, documents } = document.querySelector('.race').race;
             const final = documents.speculative.metrics;
-            const tally = tallies.speculative;
+            const { tally } = lanes.speculative;
             tally.metrics = null;
             return [[tally.rate, tally.acceptance ?? null, tally.tokensPerRound, tally.tokens],
                     [final.tokens_per_second, final.acceptance_rate, final.tokens_per_round, final.new_tokens]];

@@ -56,7 +56,7 @@ function weights(row) {
   return row.weight_bytes && row.weight_bytes.target + row.weight_bytes.draft;
 }
 
-function bytes(n) {
+export function bytes(n) {
   if (n == null) return NONE;
   const [size, unit] = n >= 1e9 ? [1e9, "GB"] : n >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
   return (n / size).toFixed(n < 10 * size ? 1 : 0) + "\u2009" + unit;
@@ -113,19 +113,19 @@ export class Table {
       if (i === this.by) cell.setAttribute("aria-sort", this.down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
-    this.body.replaceChildren(...this.sorted().map(tableRow));
+    this.body.replaceChildren(...inOrder(this.rows, COLUMNS[this.by].value, this.down).map(tableRow));
   }
 
-  /** Rows without a figure stay last, whichever way the others stand. */
-  sorted() {
-    const value = COLUMNS[this.by].value;
-    const sign = this.down ? -1 : 1;
-    return [...this.rows].sort((a, b) => {
-      const [one, other] = [value(a), value(b)];
-      if (one == null || other == null) return (one == null) - (other == null) || a.lane - b.lane;
-      return sign * (one - other) || a.lane - b.lane;
-    });
-  }
+}
+
+/** Rows by their `value`, lanes in turn where it is equal; rows without a figure stay last, whichever way others stand. */
+export function inOrder(rows, value, down) {
+  const sign = down ? -1 : 1;
+  return [...rows].sort((a, b) => {
+    const [one, other] = [value(a), value(b)];
+    if (one == null || other == null) return (one == null) - (other == null) || a.lane - b.lane;
+    return sign * (one - other) || a.lane - b.lane;
+  });
 }
 
 function tableRow(row) {

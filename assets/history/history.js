@@ -22,6 +22,17 @@ const COLUMNS = [
   { key: "acceptance", name: "Accepted", show: (v) => (v == null ? DASH : Math.round(100 * v) + "\u2009%"), number: true },
 ];
 
+/** Rows by one of their figures or words; what is missing is least, and of equals the newest comes first. */
+export function inOrder(rows, { key, down }) {
+  const rank = (row) => row[key] ?? -Infinity;
+  const order = (a, b) => {
+    const [x, y] = [rank(a), rank(b)];
+    const found = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
+    return (down ? -found : found) || b.number - a.number;
+  };
+  return [...rows].sort(order);
+}
+
 class History {
   /** `trigger(name, detail)` tells the server. */
   constructor(root, trigger) {
@@ -78,14 +89,7 @@ class History {
   }
 
   sorted() {
-    const { key, down } = this.sort;
-    const rank = (row) => row[key] ?? (typeof row[key] === "string" ? "" : -Infinity);
-    const order = (a, b) => {
-      const [x, y] = [rank(a), rank(b)];
-      const found = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
-      return (down ? -found : found) || b.number - a.number;
-    };
-    return [...this.rows].sort(order);
+    return inOrder(this.rows, this.sort);
   }
 
   draw() {

@@ -20,6 +20,7 @@ def main() -> int:
 
     chosen = read_arguments()
     from app.api import leave_to_programs
+    from app.insides import hang_up
     from app.page import build, launch_options
     from app.serving import Engine
     from app.serving.device import Device
@@ -61,7 +62,7 @@ def main() -> int:
     device.close()
     device.drain(5)  # a thread in the middle of a pass would bring the interpreter down
     logging.disable()  # of connections cut short
-    threading.Timer(1, setattr, (page.server, "force_exit", True)).start()  # a browser never hangs up by itself
+    threading.Timer(1, hang_up, (page,)).start()  # a browser never does by itself
     page.close(verbose=False)
     return 0
 

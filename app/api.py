@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
+from app.insides import leave_undocumented
 from app.serving.turns import Event, sentence
 from app.settings import CONTROLS, start_of
 from core.errors import UserError
@@ -26,9 +27,7 @@ FOR_PROGRAMS = ("run", "stop")
 
 def leave_to_programs(page: gr.Blocks) -> None:
     """Keep the endpoints that only programs can use out of the list of tools; they can be called all the same."""
-    for function in page.fns.values():
-        if function.api_name in FOR_PROGRAMS:
-            function.api_visibility = "undocumented"
+    leave_undocumented(page, FOR_PROGRAMS)
 
 
 STARTING = {name: start_of(name) for name in CONTROLS}

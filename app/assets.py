@@ -48,9 +48,10 @@ def address(module: str) -> str:
     return f"scripts/{version()}/{module}"
 
 
-def preloads() -> str:
-    """Links by which a browser fetches all modules at once, instead of level by level as it comes to know of them."""
-    return "".join(f'<link rel="modulepreload" href="{address(module)}">' for module in modules())
+def preloads(*entries: str) -> str:
+    """Links by which a browser fetches modules and all they need at once, not level by level."""
+    needed = dict.fromkeys(module for entry in entries for module in in_order(entry))
+    return "".join(f'<link rel="modulepreload" href="{address(module)}">' for module in needed)
 
 
 def route() -> Route:

@@ -1,7 +1,16 @@
-"""What every tab says to Gradio in the same words: how events go unseen, and where HTML made in Python stands."""
+"""All that the page relies on of how Gradio is made, beyond what it documents; and what every tab says to it alike.
+
+Each is a function here, with a sentence on what it relies on, held to the installed Gradio by tests/app/test_insides.py
+and tests/browser/test_gradio.py. Its classes and roles, on which looks and scripts rely, stand in gradio.css and
+gradio.js of assets/page. requirements.txt admits the minor version that all this was tested with.
+
+One reliance is a habit: of a string value that only grew, Gradio sends the new end alone (`app.tokens.Window`).
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from typing import Any
 
 import gradio as gr
@@ -14,13 +23,27 @@ QUIET: dict[str, Any] = {**PRIVATE, "queue": False}
 """Of one that answers at once, too."""
 
 
+def html_block(value: str = "", js_on_load: str | None = None, **options: Any) -> gr.HTML:
+    """A place for HTML that is made, and escaped, in Python."""
+    return gr.HTML(value, apply_default_css=False, js_on_load=js_on_load, **options)
+
+
 def imported(module: str) -> str:
-    """JavaScript that begins to import a module of assets/. Gradio gives its page a `base`, behind any proxy."""
+    """JavaScript that begins to import a module of assets/.
+
+    Gradio's page has a `base`, from which it finds its own scripts behind any proxy: ours are found from there too.
+    """
     return f'import(new URL("{address(module)}", document.baseURI))'
 
 
+def calling(module: str, function: str, *values: Any) -> str:
+    """For `js`: calls what a module exports, and waits for it: Gradio awaits what such a function returns."""
+    given = ", ".join(json.dumps(value) for value in values)
+    return f"async () => (await {imported(module)}).{function}({given})"
+
+
 def on_load(module: str, *events: str) -> str:
-    """For `js_on_load`: hands what Gradio gives a component's script to the module's `mount(element, page)`.
+    """For `js_on_load`: hands a component's element, props, trigger and watch to the module's `mount(element, page)`.
 
     `events` are what the module triggers: Gradio offers a listener for those alone whose quoted names stand here.
     """
@@ -28,6 +51,31 @@ def on_load(module: str, *events: str) -> str:
     return f"/* {said}*/ {imported(module)}.then(({{ mount }}) => mount(element, {{ props, trigger, watch }}));"
 
 
-def html_block(value: str = "", js_on_load: str | None = None, **options: Any) -> gr.HTML:
-    """A place for HTML that is made, and escaped, in Python."""
-    return gr.HTML(value, apply_default_css=False, js_on_load=js_on_load, **options)
+def give(component: gr.HTML, **props: Any) -> None:
+    """Set props of an HTML component that is built already: they are read when the page is."""
+    component.props.update(props)
+
+
+def sent_with(event: gr.EventData) -> dict[str, Any]:
+    """What a component's script sent along with an event it triggered: `trigger(name, data)` arrives as `_data`."""
+    return event._data if isinstance(event._data, dict) else {}
+
+
+def leave_undocumented(page: gr.Blocks, names: Collection[str]) -> None:
+    """Keep endpoints of these names out of what is offered to agents: `fns` holds all, and is read when MCP starts."""
+    for function in page.fns.values():
+        if function.api_name in names:
+            function.api_visibility = "undocumented"
+
+
+def scope_of(request: gr.Request | None) -> dict[str, Any]:
+    """The ASGI scope of the HTTP request behind a call, where middleware leaves notes.
+
+    Of a queued call it is that of joining the queue. Empty where there is no request: for a function that Python calls.
+    """
+    return getattr(getattr(request, "request", None), "scope", {})
+
+
+def hang_up(page: gr.Blocks) -> None:
+    """Let the server end though browsers hold connections open: uvicorn waits for them unless `force_exit` is set."""
+    page.server.force_exit = True

@@ -16,7 +16,7 @@ from app.compare import Compare
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
 from app.history import History
-from app.insides import QUIET, html_block, imported
+from app.insides import QUIET, calling, html_block
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
@@ -45,15 +45,29 @@ MOST_SESSIONS = 1000
 """Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
 STYLES = (
     "page/page.css",
+    "page/gradio.css",
     *RACE_STYLES,
     "page/plotly.css",
     "compare/compare.css",
+    "compare/table.css",
     "explain/figures.css",
     "explain/explain.css",
+    "explain/tokens.css",
+    "explain/check.css",
+    "playground/take_away.css",
     "history/history.css",
     "tune/tune.css",
     "sidebar/picker.css",
 )
+SCRIPTS = (
+    "page/page.js",
+    "playground/live.js",
+    "playground/take_away.js",
+    "compare/compare.js",
+    "explain/explain.js",
+    "history/history.js",
+)
+"""What is mounted on the page."""
 
 
 def build(engine: Engine, public: bool = False, device: Device | None = None) -> gr.Blocks:
@@ -153,8 +167,8 @@ def launch_options() -> dict[str, Any]:
     return {
         "theme": theme(),
         "css": "".join(asset(name) for name in STYLES),
-        "js": f"() => {{ {imported('page/page.js')}.then(({{ mount }}) => mount()); }}",
-        "head": preloads(),
+        "js": calling("page/page.js", "mount"),
+        "head": preloads(*SCRIPTS),
         "footer_links": ["api"],
         "run_history": False,
         "ssr_mode": False,

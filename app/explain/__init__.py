@@ -19,7 +19,7 @@ from app.explain.check import Texts, greedy_html, law_html, progress_html, sente
 from app.explain.costs import costs_html
 from app.explain.steps import interesting_round, walk
 from app.history.run_file import read_run_file
-from app.insides import PRIVATE, QUIET, html_block, on_load
+from app.insides import PRIVATE, QUIET, calling, html_block, on_load
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -48,12 +48,7 @@ STARTING_TEMPERATURE = 1.0
 """Of a sampling check after a greedy run."""
 LOOKS_PER_SECOND = 8.0
 LONGEST_LABEL = 44
-RUN_IT = """() => {
-    const tabs = [...document.querySelectorAll('#tabs [role="tab"]')];
-    tabs.find(tab => tab.textContent.trim() === 'Playground')?.click();
-    const run = document.querySelector('#run');
-    (run?.querySelector('button') ?? run)?.click();
-}"""
+SCRIPT = "explain/explain.js"
 EMPTY = (
     '<div class="explain"><h2>What happens in a round</h2><p class="lead">This tab explains speculative decoding with '
     "a run of your own: its tokens, its probabilities, its tensors. Run something in the Playground first.</p></div>"
@@ -79,7 +74,7 @@ class Explain:
         """Lay out the tab; it looks for newer runs each time it is opened."""
         seen = gr.State(0)
         with gr.Column(elem_id="explain-empty") as empty:
-            waiting = html_block(EMPTY, on_load("explain/explain.js", "refresh"))
+            waiting = html_block(EMPTY, on_load(SCRIPT, "refresh"))
             run = gr.Button("Run the Playground's prompt", variant="primary", elem_id="explain-run", scale=0)
         with gr.Column(elem_id="explain", visible=False) as content:
             with gr.Row(elem_id="explain-choice"):
@@ -99,12 +94,12 @@ class Explain:
                     info="Which of its rounds to walk through; at first one in which a draft was refused.",
                     elem_id="explain-round",
                 )
-            steps = html_block(js_on_load=on_load("explain/explain.js", "refresh"), elem_id="explain-walk")
+            steps = html_block(js_on_load=on_load(SCRIPT, "refresh"), elem_id="explain-walk")
             costs = html_block(elem_id="explain-costs")
             html_block(CHECK)
             kind, continuations, check, stop = self._check_controls()
             result = html_block(elem_id="explain-result")
-        run.click(None, None, None, js=RUN_IT, api_visibility="private")
+        run.click(None, None, None, js=calling(SCRIPT, "runPrompt"), api_visibility="private")
         shown = [empty, content, chosen, number, steps, costs, kind, seen]
         for event in (tab.select, waiting.refresh, steps.refresh):
             event(self.open, [visit, chosen, seen], shown, **QUIET)

@@ -11,7 +11,7 @@ import gradio as gr
 from app.assets import asset
 from app.header import pair_name, precisions
 from app.history.run_file import read_run_file
-from app.insides import PRIVATE, QUIET, on_load
+from app.insides import PRIVATE, QUIET, on_load, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.tokens.markup import json_text
@@ -70,7 +70,7 @@ class History:
     def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, Any, str]:
         """An entry in the panes of the Playground, as it looked when it ended."""
         try:
-            entry = visit.find(_asked(event).get("number"))
+            entry = visit.find(sent_with(event).get("number"))
             value = replay_value(entry.document())
         except Exception as error:
             return gr.skip(), gr.skip(), table(visit, sentence(error), error=True)
@@ -78,13 +78,13 @@ class History:
         return value, gr.Tabs(selected="playground"), table(visit)
 
     def remove(self, visit: Visit, event: gr.EventData) -> str:
-        numbers = _asked(event).get("numbers")
+        numbers = sent_with(event).get("numbers")
         visit.remove(number for number in numbers if isinstance(number, int)) if isinstance(numbers, list) else None
         return table(visit)
 
     def open(self, visit: Visit, event: gr.EventData) -> str:
         """A file's text, read in the browser, into the list."""
-        asked = _asked(event)
+        asked = sent_with(event)
         name, text = asked.get("name"), asked.get("text")
         try:
             if not isinstance(text, str):
@@ -93,10 +93,6 @@ class History:
         except Exception as error:
             return table(visit, sentence(error), error=True)
         return table(visit, f"{entry.label} is open as number {entry.number}.")
-
-
-def _asked(event: gr.EventData) -> dict[str, Any]:
-    return event._data if isinstance(event._data, dict) else {}
 
 
 def table(visit: Visit, say: str = "", error: bool = False) -> str:

@@ -25,7 +25,7 @@ from uuid import uuid4
 import gradio as gr
 
 from app.assets import asset
-from app.insides import PRIVATE, imported, on_load
+from app.insides import PRIVATE, calling, give, on_load, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
@@ -76,13 +76,13 @@ class TakeAway:
         self.controls = controls
         self.prompt = prompt
         inputs = [prompt, *(controls[name] for name in CONTROLS)]
-        self.bar.props["start"] = [each.value for each in inputs]
+        give(self.bar, start=[each.value for each in inputs])
         gr.on([each.change for each in inputs], None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
         page.load(
             self.read_address,
             self.bar,
             [*inputs, self.bar],
-            js=f"async () => (await {imported(SCRIPT)}).settingsInAddress({json.dumps(['prompt', *CONTROLS])})",
+            js=calling(SCRIPT, "settingsInAddress", ["prompt", *CONTROLS]),
             **PRIVATE,
         ).then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
         self.bar.take(self.take, visit, self.bar, concurrency_limit=2, **PRIVATE)
@@ -95,7 +95,7 @@ class TakeAway:
 
     def take(self, visit: Visit, event: gr.EventData) -> str:
         """One entry of the visit as a file or as a command."""
-        wanted = event._data if isinstance(event._data, dict) else {}
+        wanted = sent_with(event)
         return answered(lambda: _taken(self._entry(visit, wanted.get("number")), wanted.get("form")))
 
     @staticmethod

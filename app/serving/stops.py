@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from gradio import Request
+from gradio import Request
 
+from app.insides import scope_of
 
 ARRIVED = "arrived"
 LONGEST_WAIT = 60.0
@@ -77,5 +77,4 @@ def _visitor(request: Request | None) -> str:
 
 def _arrival(request: Request | None) -> float:
     """When a request came in, by `time.monotonic`; now, where no `Arrivals` noted it."""
-    scope = getattr(getattr(request, "request", None), "scope", {})
-    return scope.get("state", {}).get(ARRIVED, time.monotonic())
+    return scope_of(request).get("state", {}).get(ARRIVED, time.monotonic())

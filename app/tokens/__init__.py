@@ -19,7 +19,15 @@ import gradio as gr
 from app.assets import asset
 from app.insides import on_load
 
-STYLES = ("tokens/race.css", "tokens/inspector.css", "tokens/scrubber.css")
+STYLES = (
+    "tokens/race.css",
+    "tokens/stream.css",
+    "tokens/charts.css",
+    "tokens/card.css",
+    "tokens/inspector.css",
+    "tokens/round.css",
+    "tokens/scrubber.css",
+)
 """The component's style; it goes with that of the page, whose colours it uses by their names."""
 UPDATES_PER_SECOND = 12.0
 

@@ -1,5 +1,13 @@
 /* Explain, where it is in sight: a race or a comparison that ends is the newest run, and is shown. */
 
+import { openTab } from "../page/gradio.js";
+
+/** What the empty tab's button does: the Playground's Run, to be seen there. */
+export function runPrompt() {
+  openTab("playground");
+  document.querySelector("#run").click();
+}
+
 export function mount(element, { trigger }) {
   for (const over of ["race-over", "comparison-over"]) {
     document.addEventListener(over, () => {

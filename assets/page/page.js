@@ -1,6 +1,8 @@
 /* Page-wide habits: Run in focus when the page opens, its keys and those of Stop, the help strip of the sidebar, the sidebar
    shut on a phone. */
 
+import { infoOf, shutSidebar } from "./gradio.js";
+
 const HELP_AT_REST = "Point at a control to read what it does.";
 const NARROW = 820;
 
@@ -14,10 +16,8 @@ function whenThere(selector, use) {
 function connectHelp(sidebar) {
   const strip = () => sidebar.querySelector(".help p");
   const explain = (event) => {
-    const block = event.target.closest?.(".block");
-    const info = block?.querySelector(".info-text");
     const place = strip();
-    if (place) place.textContent = info?.textContent.trim() || HELP_AT_REST;
+    if (place) place.textContent = infoOf(event.target) || HELP_AT_REST;
   };
   for (const place of [sidebar, document.querySelector("#tabs")]) {
     place?.addEventListener("pointerover", explain);
@@ -36,9 +36,9 @@ export function mount() {
   const apple = /Mac|iPhone|iPad/.test(navigator.platform);
   whenThere("#run", (run) => showKeys(run, apple ? "\u2318\u23ce" : "Ctrl \u23ce", "Control+Enter Meta+Enter", "Race both lanes on this prompt"));
   whenThere("#stop", (stop) => showKeys(stop, "Esc", "Escape", "Stop your runs; what is written so far stays"));
-  whenThere("#run", (run) => (run.querySelector("button") ?? run).focus({ preventScroll: true }));
+  whenThere("#run", (run) => run.focus({ preventScroll: true }));
   whenThere("#sidebar", (sidebar) => {
     connectHelp(sidebar);
-    if (innerWidth <= NARROW && sidebar.classList.contains("open")) sidebar.querySelector(".toggle-button").click();
+    if (innerWidth <= NARROW) shutSidebar(sidebar);
   });
 }

@@ -63,7 +63,12 @@ def test_a_module_is_served_for_good(client: TestClient, module: str) -> None:
     assert answer.text == asset(module)
     assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
     assert "immutable" in answer.headers["cache-control"]
-    assert f'href="{address(module)}"' in preloads()
+
+
+def test_what_a_module_needs_is_preloaded_with_it() -> None:
+    assert re.findall(r'href="([^"]+)"', preloads("playground/take_away.js")) == [
+        address(module) for module in ("page/elements.js", "page/hand_over.js", "playground/take_away.js")
+    ]
 
 
 @pytest.mark.parametrize("path", ["pairs.toml", "../app.py", "..%2fapp.py", "tokens/race.css", "", "tokens"])

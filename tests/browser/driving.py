@@ -43,6 +43,11 @@ def until(page: Any, expression: str, seconds: float = 10.0) -> None:
         page.wait_for_timeout(20)
 
 
+def open_tab(page: Any, name: str) -> None:
+    """Show a tab by the id of its gr.Tab."""
+    page.click(f'#tabs [role="tab"][data-tab-id="{name}"]')
+
+
 def set_number(page: Any, label: str, value: float) -> None:
     page.get_by_label(label, exact=True).first.fill(str(value))
 

@@ -75,7 +75,7 @@ def main(address: str, folder: Path) -> None:
 
 def open_tab(page: Any, name: str) -> None:
     """On a phone the last tabs are behind the menu at the end of the row."""
-    tab = page.get_by_role("tab", name=name, exact=True)
+    tab = page.locator(f'#tabs [role="tab"][data-tab-id="{name.lower()}"]')
     if not tab.is_visible():
         page.locator("#tabs .overflow-menu button").first.click()
         tab = page.locator("#tabs .overflow-dropdown button", has_text=name)

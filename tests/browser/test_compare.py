@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import set_number
+from driving import open_tab, set_number
 from gradio_client import Client
 from test_hostile import HOSTILE, PICTURES
 
@@ -15,8 +15,8 @@ SHOWN = """lane => [...document.querySelectorAll(`.comparison .pane[data-lane="$
 COLUMN = "n => [...document.querySelectorAll('.comparison tbody tr')].map(row => row.children[n].innerText)"
 
 
-def open_tab(page: Any) -> Any:
-    page.get_by_role("tab", name="Compare").click()
+def to_compare(page: Any) -> Any:
+    open_tab(page, "compare")
     page.wait_for_function("document.querySelector('.comparison')?.view")
     page.wait_for_selector("#compare-run")
     return page
@@ -55,11 +55,11 @@ def choose_prompts(page: Any, kind: str) -> None:
 
 @pytest.fixture
 def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
-    return open_tab(visit(scripted[1]))
+    return to_compare(visit(scripted[1]))
 
 
 def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> None:
-    page = open_tab(visit(app))
+    page = to_compare(visit(app))
     page.fill("#compare-prompt textarea", "def make_pair(folder):\n")
     set_number(page, "New tokens", 48)
     choose(page, 1, "Draft length", "4")  # auto may find that drafting does not pay on this pair, and draft nothing
@@ -84,7 +84,7 @@ def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> N
 
 def test_other_targets_run_in_turn_and_a_lane_that_fails_says_why(app: str, visit: Any) -> None:
     """Lane 2 is the same target in another precision, lane 3 cannot be loaded; two baselines come on top."""
-    page = open_tab(visit(app))
+    page = to_compare(visit(app))
     set_number(page, "New tokens", 16)
     page.locator("#compare-count").get_by_label("3").check()
     choose(page, 1, "Draft length", "4")

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from driving import run_to_end, set_number, status, wait_idle
+from driving import open_tab, run_to_end, set_number, status, wait_idle
 
 RESULT = "#explain-result .result"
 DONE = f"{RESULT}:not([data-kind=running]):not([data-kind=queued]):not([data-kind=loading])"
@@ -17,15 +17,11 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return visit(scripted[1])
 
 
-def open_tab(page: Any, name: str) -> None:
-    page.get_by_role("tab", name=name, exact=True).click()
-
-
 def explain(page: Any, temperature: float = 0.7) -> None:
     """Run the prompt and open the tab."""
     set_number(page, "number input for Temperature", temperature)
     run_to_end(page)
-    open_tab(page, "Explain")
+    open_tab(page, "explain")
     page.wait_for_selector("#explain-walk .steps")
 
 
@@ -34,12 +30,12 @@ def document(page: Any) -> dict[str, Any]:
 
 
 def test_without_a_run_it_says_what_to_do_and_does_it(page: Any) -> None:
-    open_tab(page, "Explain")
+    open_tab(page, "explain")
     assert "Run something in the Playground first" in page.inner_text("#explain-empty")
     page.click("#explain-run")
     wait_idle(page)
     assert page.locator("#speculative-stream .t").count() > 0
-    open_tab(page, "Explain")
+    open_tab(page, "explain")
     page.wait_for_selector("#explain-walk .steps")
     assert not page.locator("#explain-empty").is_visible()
 
@@ -80,7 +76,7 @@ def test_the_numbers_are_those_of_the_run(page: Any) -> None:
 
 def test_a_newer_run_is_explained_when_the_tab_is_opened_again(page: Any) -> None:
     explain(page)
-    open_tab(page, "Playground")
+    open_tab(page, "playground")
     explain(page, 0)
     page.wait_for_function("document.querySelector('#explain-which input').value.startsWith('2 ·')")
     page.wait_for_function("document.querySelector('#step-4').innerText.includes('temperature 0')")
@@ -91,11 +87,11 @@ def test_opening_it_during_a_run_does_not_disturb_the_run(page: Any, engine: Any
     engine.pace = 2.0
     page.click("#run")
     page.wait_for_function("document.querySelector('.race').dataset.state !== 'idle'")
-    open_tab(page, "Explain")
+    open_tab(page, "explain")
     page.wait_for_selector("#explain-walk .steps")
     engine.pace = 0.0
     page.wait_for_function("document.querySelector('#explain-which input')?.value.startsWith('2 ·')")
-    open_tab(page, "Playground")
+    open_tab(page, "playground")
     wait_idle(page)
     assert status(page).startswith("Identical")
 

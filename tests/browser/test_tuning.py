@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from driving import open_tab
 
 DRAWN = (
     "id => { const { data } = document.querySelector(`${id} .js-plotly-plot`); return data.map(t => [t.name, t.y]); }"
@@ -16,7 +17,7 @@ STATUS = "#tune-status .tune-line"
 @pytest.fixture
 def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     page = visit(scripted[1], permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_role("tab", name="Tune").click()
+    open_tab(page, "tune")
     return page
 
 
@@ -91,7 +92,7 @@ def test_where_speculation_loses_use_it_means_plain(page: Any, engine: Any) -> N
 
 def test_a_command_can_be_copied(page: Any) -> None:
     sweep(page)
-    page.get_by_role("tab", name="SGLang").click()
+    page.click('#tune-engines [role="tab"][data-tab-id="engine-sglang"]')
     page.click("#copy-sglang")
     page.wait_for_function("document.querySelector('.take-away .notice').innerText.includes('The command is copied')")
     copied = page.evaluate("navigator.clipboard.readText()")
@@ -127,7 +128,7 @@ def test_charts_take_the_colours_of_the_theme(scripted: tuple[Any, str], engine:
     colours = {}
     for theme in ("light", "dark"):
         page = visit(scripted[1], color_scheme=theme)
-        page.get_by_role("tab", name="Tune").click()
+        open_tab(page, "tune")
         sweep(page)
         colours[theme] = page.evaluate(
             "getComputedStyle(document.querySelector('#tune-plot-0 .xtick text')).fill.match(/\\d+/g).map(Number)"
@@ -137,7 +138,7 @@ def test_charts_take_the_colours_of_the_theme(scripted: tuple[Any, str], engine:
 
 def test_a_real_sweep_of_a_tiny_pair(app: str, visit: Any) -> None:
     page = visit(app)
-    page.get_by_role("tab", name="Tune").click()
+    open_tab(page, "tune")
     for length in ("1", "3", "6", "8"):
         page.locator("#tune-lengths").get_by_label(length, exact=True).uncheck()
     page.locator("#tune-temperatures").get_by_label("1", exact=True).uncheck()

@@ -1,0 +1,16 @@
+/* What our scripts rely on of how Gradio builds its page; a test holds each to a running one. */
+
+/** The `info` of the control that an element is part of: every component is a .block, its info an .info-text in it. */
+export function infoOf(element) {
+  return element.closest?.(".block")?.querySelector(".info-text")?.textContent.trim() ?? "";
+}
+
+/** A sidebar is of the class `open` while it is, and holds the button that shuts it. */
+export function shutSidebar(sidebar) {
+  if (sidebar.classList.contains("open")) sidebar.querySelector(".toggle-button").click();
+}
+
+/** A tab's button carries the id of its gr.Tab. */
+export function openTab(id) {
+  document.querySelector(`#tabs [role="tab"][data-tab-id="${id}"]`).click();
+}

@@ -1,0 +1,146 @@
+"""What `app.insides` relies on of the installed Gradio still holds; and nothing else relies on more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+from fakes import FakeEngine
+from packaging.requirements import Requirement
+from starlette.middleware import Middleware
+
+from app.api import FOR_PROGRAMS
+from app.assets import ASSETS, address, asset, modules
+from app.insides import give, hang_up, leave_undocumented, on_load, scope_of, sent_with
+from app.page import STYLES, build
+from app.serving.stops import ARRIVED, Arrivals
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_GRADIO = re.compile(
+    r"html-container|sidebar-content|toggle-button|info-text|block-info|wrap-inner|tabitem|data-tab-id|gradio-container"
+    r"|role=\"tab|[\s(\"]\.(block|form|wrap|column|row)(?![-\w])"
+)
+"""Classes and roles that Gradio gives its elements, as selectors have them."""
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    """A page of a few functions, each of which leans on one thing."""
+
+    def noted(request: gr.Request) -> bool:
+        return ARRIVED in scope_of(request).get("state", {})
+
+    def grow() -> Iterator[str]:
+        yield "one"
+        yield "one and two"
+
+    with gr.Blocks(analytics_enabled=False) as page:
+        text = gr.Textbox()
+        gr.api(noted, api_name="noted")
+        gr.Button().click(grow, None, text, api_name="grow")
+    _, address, _ = page.launch(
+        prevent_thread_lock=True, quiet=True, app_kwargs={"middleware": [Middleware(Arrivals)]}, ssr_mode=False
+    )
+    yield address
+    page.close()
+
+
+def call(address: str, name: str) -> list[Any]:
+    """The messages by which Gradio answers a call of an endpoint, as its own page gets them."""
+    event = httpx.post(f"{address}gradio_api/call/{name}", json={"data": []}).json()["event_id"]
+    lines = httpx.get(f"{address}gradio_api/call/{name}/{event}").text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def test_a_note_of_middleware_reaches_the_function(demo: str) -> None:
+    assert call(demo, "noted") == [[True]]
+
+
+def test_of_a_string_that_grew_the_new_end_alone_is_sent(demo: str) -> None:
+    config = httpx.get(f"{demo}config").json()
+    (number,) = (each["id"] for each in config["dependencies"] if each["api_name"] == "grow")
+    visitor = "a-visitor"
+    httpx.post(f"{demo}gradio_api/queue/join", json={"data": [], "fn_index": number, "session_hash": visitor})
+    sent = []
+    with httpx.stream("GET", f"{demo}gradio_api/queue/data", params={"session_hash": visitor}) as stream:
+        for line in stream.iter_lines():
+            message = json.loads(line.removeprefix("data: ")) if line else {}
+            if message.get("msg") == "process_generating":
+                sent.append(message["output"]["data"])
+            if message.get("msg") == "close_stream":
+                break
+    assert sent[0] == ["one"]
+    assert sent[1] == [[["append", [], " and two"]]]
+
+
+def test_every_endpoint_is_found_by_its_name() -> None:
+    page = build(FakeEngine())
+    found = {function.api_name for function in page.fns.values()}
+    assert {*FOR_PROGRAMS} <= found
+    leave_undocumented(page, FOR_PROGRAMS)
+    offered = page.get_api_info()["named_endpoints"]
+    assert "/generate" in offered
+    assert not {f"/{name}" for name in FOR_PROGRAMS} & set(offered)
+
+
+def test_the_server_can_be_told_to_hang_up() -> None:
+    with gr.Blocks(analytics_enabled=False) as page:
+        gr.Markdown("x")
+    page.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    assert page.server.force_exit is False
+    hang_up(page)
+    assert page.server.force_exit is True
+    page.close(verbose=False)
+
+
+def test_what_a_script_sends_along_is_read() -> None:
+    assert sent_with(gr.EventData(None, {"number": 3})) == {"number": 3}
+    assert sent_with(gr.EventData(None, "words")) == {}
+
+
+def test_an_event_is_offered_where_the_script_names_it() -> None:
+    with gr.Blocks(analytics_enabled=False):
+        html = gr.HTML(js_on_load=on_load("history/history.js", "refresh"))
+        html.refresh(lambda: None)
+        with pytest.raises(AttributeError):
+            html.show(lambda: None)
+
+
+def test_props_given_late_are_in_the_page() -> None:
+    with gr.Blocks(analytics_enabled=False) as page:
+        html = gr.HTML(start=[])
+        give(html, start=["def"])
+        assert address("page/page.js")
+    (found,) = (each for each in page.get_config_file()["components"] if each["type"] == "html")
+    assert found["props"]["props"]["start"] == ["def"]
+
+
+def test_gradio_is_bounded_to_the_minor_that_was_tested() -> None:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (wanted,) = (Requirement(line) for line in lines if line.startswith("gradio"))
+    major, minor, *_ = version("gradio").split(".")
+    assert version("gradio") in wanted.specifier
+    assert f"{major}.{int(minor) + 1}.0" not in wanted.specifier
+    front = (ROOT / "README.md").read_text(encoding="utf-8").split("---")[1]
+    (stated,) = re.findall(r"^sdk_version: (\S+)$", front, re.MULTILINE)
+    assert stated in wanted.specifier
+
+
+def test_one_sheet_and_one_script_alone_name_what_is_gradios() -> None:
+    sheets = [path.relative_to(ASSETS).as_posix() for path in ASSETS.glob("*/*.css")]
+    assert set(STYLES) == {*sheets} - {"tokens/replay_page.css"}
+    bare = {name: re.sub(r"/\*.*?\*/", "", asset(name), flags=re.DOTALL) for name in [*sheets, *modules()]}
+    assert {name for name, text in bare.items() if OF_GRADIO.search(text)} == {"page/gradio.css", "page/gradio.js"}
+
+
+def test_one_module_alone_reaches_into_gradio() -> None:
+    inside = re.compile(r"\.fns\b|force_exit|\._data\b|\.request\.scope|\"request\", None|\.props\b|document\.baseURI")
+    sources = [ROOT / "app.py", *(ROOT / "app").rglob("*.py")]
+    assert {path.name for path in sources if inside.search(path.read_text(encoding="utf-8"))} == {"insides.py"}

@@ -1,0 +1,89 @@
+"""Gradio's elements are still built as our looks and scripts take them to be."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import gradio as gr
+import uvicorn
+from driving import free_port, open_tab, run_to_end
+from fastapi import FastAPI
+from test_compare import choose_prompts
+
+from app.assets import address, asset, modules
+from app.page import build, launch_options
+
+SELECTORS = """sheet => {
+    const found = new CSSStyleSheet();
+    found.replaceSync(sheet);
+    const rules = [...found.cssRules].flatMap(rule => rule.selectorText ? [rule] : [...rule.cssRules]);
+    return rules.flatMap(rule => rule.selectorText.split(", "));
+}"""
+MISSING = "selectors => selectors.filter(each => !document.querySelector(each.replace(/::[-a-z]+$/, '')))"
+KEPT = """() => performance.getEntriesByType("resource").filter(each => each.name.includes("/scripts/"))
+    .map(each => [each.name.split("/scripts/")[1].split("/").slice(1).join("/"), each.transferSize])"""
+
+
+def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(f"{scripted[1]}?__theme=dark")
+    left = page.evaluate(SELECTORS, asset("page/gradio.css"))
+    assert len(left) > 50
+    left = page.evaluate(MISSING, left)
+    open_tab(page, "explain")
+    page.wait_for_selector("#explain-empty .lead")
+    left = page.evaluate(MISSING, left)
+    open_tab(page, "playground")
+    run_to_end(page)
+    open_tab(page, "explain")
+    page.wait_for_selector("#explain-walk .steps")
+    left = page.evaluate(MISSING, left)
+    open_tab(page, "compare")
+    choose_prompts(page, "repetitive")
+    left = page.evaluate(MISSING, left)
+    open_tab(page, "tune")
+    page.click("#tune-run")
+    page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
+    left = page.evaluate(MISSING, left)
+    assert left == []
+
+
+def test_scripts_find_the_sidebar_its_infos_and_the_tabs(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(scripted[1])
+    module = f"const m = await import('./{address('page/gradio.js')}')"
+    info = page.evaluate(f"async () => {{ {module}; return m.infoOf(document.querySelector('#method label')); }}")
+    assert "last word" in info
+    for tab, shown in (("history", ".history"), ("playground", "#run")):
+        page.evaluate(f"async tab => {{ {module}; m.openTab(tab); }}", tab)
+        page.wait_for_selector(shown, state="visible")
+    page.evaluate(f"async () => {{ {module}; m.shutSidebar(document.querySelector('#sidebar')); }}")
+    page.wait_for_selector("#sidebar:not(.open)")
+
+
+def test_a_page_opened_again_asks_for_no_script(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(scripted[1])
+    first = dict(page.evaluate(KEPT))
+    assert set(first) == {*modules()} - {"tokens/replay_page.js"} and all(first.values())
+    page.reload()
+    page.wait_for_function("document.querySelector('.race')?.race")
+    assert set(dict(page.evaluate(KEPT)).values()) == {0}
+
+
+def test_the_page_works_below_a_path_of_another_server(engine: Any, visit: Any) -> None:
+    options = launch_options()
+    for name in ("footer_links", "run_history", "state_session_capacity"):
+        options.pop(name)
+    app = gr.mount_gradio_app(FastAPI(), build(engine), path="/play", **options)
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.05)
+    page = visit(f"http://127.0.0.1:{port}/play/")
+    run_to_end(page)
+    asked = page.evaluate("performance.getEntriesByType('resource').map(each => each.name)")
+    assert any(re.search(r"/play/scripts/[0-9a-f]{16}/tokens/race\.js$", name) for name in asked)
+    server.should_exit = server.force_exit = True
+    thread.join(10)

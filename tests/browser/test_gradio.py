@@ -42,11 +42,16 @@ def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str],
     open_tab(page, "compare")
     choose_prompts(page, "repetitive")
     left = page.evaluate(MISSING, left)
+    open_tab(page, "history")
+    page.wait_for_selector(".history")
+    left = page.evaluate(MISSING, left)
     open_tab(page, "tune")
+    page.wait_for_selector("#tune-empty p")
+    left = page.evaluate(MISSING, left)
     page.click("#tune-run")
     page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
     left = page.evaluate(MISSING, left)
-    assert left == []
+    assert not left, left
 
 
 def test_scripts_find_the_sidebar_its_infos_and_the_tabs(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:

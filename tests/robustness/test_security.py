@@ -71,6 +71,7 @@ def served(saved_pair: tuple[Path, Path]) -> Iterator[Served]:
         "gradio_api/file=http://127.0.0.1:9/",
         "gradio_api/proxy=http://127.0.0.1:9/",
         "assets/..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "scripts/x/..%2f..%2f..%2fetc%2fpasswd",
         "static/..%2f..%2f..%2fetc%2fpasswd",
         "file=/etc/passwd",
     ],

@@ -4,7 +4,9 @@ Each is a function here, with a sentence on what it relies on, held to the insta
 and tests/browser/test_gradio.py. Its classes and roles, on which looks and scripts rely, stand in gradio.css and
 gradio.js of assets/page. requirements.txt admits the minor version that all this was tested with.
 
-One reliance is a habit: of a string value that only grew, Gradio sends the new end alone (`app.tokens.Window`).
+Three more are habits. Of a string value that only grew, Gradio sends the new end alone (`app.tokens.Window`). Of a
+figure it sends what its `to_json` gives, tools included (`app.tokens.charts.Chart`). A state that was set goes with its
+browser tab; one that was only changed stays (`app.page.build`).
 """
 
 from __future__ import annotations

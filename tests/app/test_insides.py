@@ -21,6 +21,7 @@ from app.assets import ASSETS, address, asset, modules
 from app.insides import give, hang_up, leave_undocumented, on_load, scope_of, sent_with
 from app.page import STYLES, build
 from app.serving.stops import ARRIVED, Arrivals
+from app.tokens.charts import figure, tools
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_GRADIO = re.compile(
@@ -78,6 +79,11 @@ def test_of_a_string_that_grew_the_new_end_alone_is_sent(demo: str) -> None:
                 break
     assert sent[0] == ["one"]
     assert sent[1] == [[["append", [], " and two"]]]
+
+
+def test_a_figure_is_sent_as_its_own_json_says() -> None:
+    sent = gr.Plot().postprocess(figure("tokens", "seconds", "a-name"))
+    assert sent and json.loads(sent.plot)["config"] == tools("a-name")
 
 
 def test_every_endpoint_is_found_by_its_name() -> None:

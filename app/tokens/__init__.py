@@ -20,8 +20,8 @@ from app.assets import asset
 from app.insides import on_load
 
 STYLES = (
-    "tokens/race.css",
     "tokens/stream.css",
+    "tokens/race.css",
     "tokens/charts.css",
     "tokens/card.css",
     "tokens/inspector.css",

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from core.costs import CostTable
 from core.drafting import Drafter
 from core.drafting.length import Adaptive, Controller, Fixed, Seconds
-from core.drafting.model import EarlyExitDrafter, ModelDrafter, exit_layer
+from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
+from core.runners import Runner
 from core.sampling import Sampling
 from core.settings import SPECS, Method, Settings
 
@@ -48,7 +49,9 @@ def build_drafter(
         share = layers / pair.target.layers
         return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
     assert pair.draft is not None and draft_costs is not None
-    runner = resources.enter_context(pair.draft.lease())
+    runner: Runner = resources.enter_context(pair.draft.lease())
+    if not pair.translation and pair.draft.vocab_size != pair.target.vocab_size:
+        runner = InTargetWidth(runner, pair.draft.vocab_size, pair.target.vocab_size)
     if method == "tree":
         return _build_tree(runner, sampling, settings.tree, pair.draft.context_length, costs, draft_costs)
     if pair.translation:
@@ -64,7 +67,7 @@ def _controller(settings: Settings, target: Seconds, draft: Seconds, step: float
 
 
 def _build_tree(
-    runner: AnyRunner, sampling: Sampling, spec: str | None, limit: int, target: Seconds, draft: CostTable
+    runner: Runner, sampling: Sampling, spec: str | None, limit: int, target: Seconds, draft: CostTable
 ) -> tuple[Drafter, Controller]:
     if spec in (None, "auto"):
         adaptive = AdaptiveShape(target, draft, draft.following)

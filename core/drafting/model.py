@@ -5,10 +5,12 @@ Self-speculation: which of the target's layers to leave after. The drafter itsel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from core.costs.formulas import expected_tokens, honest
 from core.drafting import Draft
@@ -74,6 +76,30 @@ class EarlyExitDrafter(ModelDrafter):
         super().__init__(view, sampling)
         self.cache: Runner | None = None
         self.exit_layer: int = view.layers
+
+
+class InTargetWidth:
+    """A draft's runner over the target's vocabulary [width], where models of one tokenizer differ in their rows: a
+    token that only the target has is never proposed, and read as the draft's last; what only the draft has is cut off.
+    """
+
+    def __init__(self, runner: Runner, rows: int, width: int) -> None:
+        self._runner, self._rows, self._width = runner, rows, width
+        self.kind, self.device = runner.kind, runner.device
+
+    @property
+    def length(self) -> int:
+        return self._runner.length
+
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        logits = self._runner.feed(ids.clamp(max=self._rows - 1), parents, rows=rows)
+        return pad(logits, (0, self._width - self._rows), value=-torch.inf)  # a negative width cuts off
+
+    def truncate(self, length: int) -> None:
+        self._runner.truncate(length)
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._runner.keep(path)
 
 
 SHARES = (0.125, 0.25, 0.375, 0.5)

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class CostTable:
         known = sorted(self.seconds)
         if n in self.seconds:
             return self.seconds[n]
+        if len(known) == 1:
+            return self.seconds[known[0]]
         right = min(max(bisect_left(known, n), 1), len(known) - 1)
         low, high = known[right - 1], known[right]
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
@@ -80,6 +83,29 @@ def time_rounds(
         verify[n].append(_time_from(target, n, context))
         draft.truncate(context)
     return CostTable(_medians(verify)), CostTable(_medians(first), median(following[len(lengths) :]))
+
+
+def time_exit(
+    target: Any, layers: int, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS
+) -> tuple[CostTable, CostTable]:
+    """The same of early exit after `layers` layers of a target's runner: its view drafts, its own head included, and
+    the full pass behind it goes on from where the view ends, where the runner can. The view is never behind: its table
+    has one entry."""
+    verify: dict[int, list[float]] = {n: [] for n in lengths}
+    first: list[float] = []
+    following: list[float] = []
+    _read(target, context)
+    view = target.view(layers)
+    for n in _in_turn(repeats, lengths):
+        if n > 1:
+            first.append(_time(view, 1, rows=1))
+            following.append(_time(view, 1, CHAIN, rows=1) / CHAIN)
+            view.truncate(context)
+            view.feed(_ids(view, n - 1), rows=1)
+        verify[n].append(_time_from(target, n, context))
+        view.truncate(context)
+    started = len(lengths) - 1  # of the first time
+    return CostTable(_medians(verify)), CostTable({1: median(first[started:])}, median(following[started:]))
 
 
 def median_table(tables: Sequence[CostTable]) -> CostTable:

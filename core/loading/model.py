@@ -20,13 +20,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_passes
+from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_exit, time_passes
+from core.costs.rounds import RoundCosts, exit_costs
 from core.runners.dynamic import DynamicRunner
 from core.runners.fused import FusedNetwork, FusedRunner, why_not
 from core.runners.graph import GraphRunner
 from core.runners.graph import why_not as why_not_graph
 
 AnyRunner = DynamicRunner | FusedRunner | GraphRunner
+
+
+EXIT_REPEATS = 3
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Model:
     vocab_size: int
     costs: CostTable | None = None
     exit_layer: int | None = None
+    exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
@@ -140,6 +145,19 @@ class Model:
         """The same, measured now."""
         with self.lease() as runner:
             return time_passes(runner, self.short_context(lengths), repeats, lengths)
+
+    def measure_exit(self, layers: int) -> RoundCosts:
+        """What rounds of early exit after so many layers cost; measured once."""
+        if layers not in self.exits:
+            self.exits[layers] = exit_costs(*self.time_exit(layers, EXIT_REPEATS))
+        return self.exits[layers]
+
+    def time_exit(
+        self, layers: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS
+    ) -> tuple[CostTable, CostTable]:
+        """The passes of such rounds, measured now."""
+        with self.lease() as runner:
+            return time_exit(runner, layers, self.short_context(lengths), repeats, lengths)
 
     def short_context(self, lengths: Sequence[int]) -> int:
         """How many tokens lie before passes that are timed."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import costs
-from core.costs import CostTable, median_table, time_passes, time_rounds
+from core.costs import CostTable, median_table, time_exit, time_passes, time_rounds
 
 COLD = 100.0
 """What a pass costs more where the other model's pass came before it."""
@@ -58,6 +58,45 @@ def test_in_a_round_each_model_comes_behind_the_other(machine):
     assert drafting.following == 2.0
     assert set(target.begun[1:]) == {32}
     assert target.length == draft.length == 32
+
+
+HEAD = 50.0
+
+
+class FakeTarget(FakeRunner):
+    """Of ten layers and a dear head; a pass behind its view has the view's layers less to do for what that has fed."""
+
+    def feed(self, ids, parents=None, *, rows=None):
+        self.machine.now += HEAD + 10 * len(ids) - (self.seen.layers * self.seen.fed if self.seen else 0)
+        self.length += len(ids)
+        self.seen = None
+
+    seen = None
+
+    def view(self, layers):
+        return FakeView(self, layers)
+
+
+class FakeView:
+    device = torch.device("cpu")
+
+    def __init__(self, full, layers):
+        self.full, self.layers, self.fed = full, layers, 0
+
+    def feed(self, ids, parents=None, *, rows=None):
+        self.full.machine.now += HEAD + self.layers * len(ids)
+        self.fed += len(ids)
+        self.full.seen = self
+
+    def truncate(self, length):
+        self.fed, self.full.seen = 0, None
+
+
+def test_an_early_exit_is_timed_with_its_head_and_what_it_saves(machine):
+    """Not as its share of the layers: of three drafted tokens the full pass repeats only what lies behind the exit."""
+    verify, drafting = time_exit(FakeTarget(machine, 0.0), 3, 32, 3, (1, 2, 4))
+    assert verify.seconds == {1: HEAD + 10, 2: HEAD + 20 - 3, 4: HEAD + 40 - 9}
+    assert (drafting(1), drafting.following) == (HEAD + 3, HEAD + 3)
 
 
 def test_between_measured_lengths_a_straight_line():

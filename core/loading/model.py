@@ -22,6 +22,7 @@ from torch import nn
 
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
+from core.runners.check import unlike
 from core.runners.dynamic import DynamicRunner
 from core.runners.fused import FusedNetwork, FusedRunner, why_not
 from core.runners.graph import GraphRunner
@@ -62,6 +63,12 @@ class Model:
             return
         self.runner_kind = FusedRunner.kind if on_cpu else GraphRunner.kind
         self._fused = FusedNetwork(self.network) if on_cpu else None
+        if self._fused and (where := self._unlike_transformers(self._fused)):
+            self.fall_back(f"the fused forward changes the model's answers, at {where}")
+
+    def _unlike_transformers(self, fused: FusedNetwork) -> str | None:
+        ours = FusedRunner(fused, self.vocab_size, capacity=16)
+        return unlike(DynamicRunner(self.network, self.vocab_size), ours, self.vocab_size)
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -18,7 +19,14 @@ from torch import Tensor
 from core.clock import synchronise
 from core.runners import Runner
 
-MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
+MEASURED_LENGTHS = (1, 2, 4, 6, 9, 17)
+"""The last is a pass over the longest automatic draft and the newest token."""
+BETWEEN = (3, 5, 7, 8, 12, 16)
+"""Measured too where the cost climbs around them, for it may do so in a step: kernels work on 4, 8 or 16 rows at once.
+"""
+CLIMB = 1.1
+"""From how much of a climb between two measured lengths on."""
+BETWEEN_SECONDS = 0.5
 REPEATS = 5
 CONTEXT = 128
 """Tokens in the cache while passes are timed."""
@@ -47,12 +55,28 @@ class CostTable:
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         return self.seconds[low] + slope * (n - low)
 
+    def __or__(self, other: CostTable) -> CostTable:
+        """With the lengths of another table; `following` stays."""
+        return CostTable({**self.seconds, **other.seconds}, self.following)
+
     @classmethod
     def from_dict(cls, costs: Mapping[str, float], following: float | None = None) -> CostTable:
         return cls({int(n): seconds for n, seconds in costs.items()}, following)
 
     def to_dict(self) -> dict[str, float]:
         return {str(n): s for n, s in sorted(self.seconds.items())}
+
+
+def between_jumps(table: CostTable) -> tuple[tuple[int, ...], int]:
+    """The lengths of BETWEEN that lie where a table climbs, and how often each can be timed in BETWEEN_SECONDS."""
+    known = sorted(table.seconds)
+    found = [
+        n
+        for low, high in pairwise(known)
+        for n in BETWEEN
+        if low < n < high and table.seconds[high] > CLIMB * table.seconds[low]
+    ]
+    return tuple(found), max(1, min(REPEATS, round(BETWEEN_SECONDS / max(1e-9, sum(map(table, found))))))
 
 
 def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_exit, time_passes
+from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
 from core.runners.check import unlike
 from core.runners.dynamic import DynamicRunner
@@ -31,7 +31,7 @@ from core.runners.graph import why_not as why_not_graph
 AnyRunner = DynamicRunner | FusedRunner | GraphRunner
 
 
-EXIT_REPEATS = 3
+EXIT_REPEATS = 2
 
 
 @dataclass
@@ -143,9 +143,11 @@ class Model:
         return self.threads
 
     def measure_costs(self) -> CostTable:
-        """What passes over n = 1 … 16 tokens cost; measured once."""
+        """What passes over n = 1 … 17 tokens cost; measured once."""
         if self.costs is None:
-            self.costs = self.time_passes()
+            table = self.time_passes()
+            lengths, repeats = between_jumps(table)
+            self.costs = table | self.time_passes(repeats, lengths) if lengths else table
         return self.costs
 
     def time_passes(self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
@@ -156,7 +158,7 @@ class Model:
     def measure_exit(self, layers: int) -> RoundCosts:
         """What rounds of early exit after so many layers cost; measured once."""
         if layers not in self.exits:
-            self.exits[layers] = exit_costs(*self.time_exit(layers, EXIT_REPEATS))
+            self.exits[layers] = exit_costs(*self.time_exit(layers, EXIT_REPEATS, sorted(self.measure_costs().seconds)))
         return self.exits[layers]
 
     def time_exit(

@@ -53,7 +53,7 @@ def speculative(
             # One token of every round is the target's own: a draft longer than this could not be used.
             useful = settings.max_new_tokens - len(run.token_ids) - 1
             choosing = engine_time()  # the engine's work too, as is learning from the outcome
-            gamma = min(length.next(), useful) if drafter is not None else 0
+            gamma = min(length.next(context), useful) if drafter is not None else 0
             choosing = engine_time() - choosing
             step = take_step(target, drafter, context, gamma, sampling, numbers)
             round_ = record(step, len(run.rounds), sampling, stop_ids, tops)

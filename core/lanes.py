@@ -124,6 +124,11 @@ def check_settings(target: Model, prompt_ids: list[int], settings: Settings) -> 
     """One sentence for whatever the engine cannot do with these settings."""
     check(settings)
     new, limit = settings.max_new_tokens, target.context_length
+    if unknown := [token for token in prompt_ids if token >= target.vocab_size]:
+        raise UserError(
+            f"The prompt holds {target.tokenizer.convert_ids_to_tokens(unknown[0])}, which the tokenizer of "
+            f"{target.name} knows and its weights do not; remove it."
+        )
     if len(prompt_ids) >= limit:
         raise UserError(
             f"The prompt has {len(prompt_ids):,} tokens, {len(prompt_ids) - limit + 1:,} more than fit before at least "

@@ -223,6 +223,11 @@ def depths(round_: Round) -> list[int]:
     return found
 
 
+def branches(round_: Round) -> bool:
+    """Whether the round drafted a tree that is not a chain."""
+    return any(token.parent != (i - 1 if i else None) for i, token in enumerate(round_.drafted))
+
+
 def accepted_by_position(rounds: list[Round]) -> list[float]:
     """Share of rounds with at least 1, 2, … accepted tokens, of those that drafted (and were not cut) that deep."""
     tried, accepted = count_by_position(rounds)

@@ -9,7 +9,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,14 @@ from torch import Tensor
 from core.clock import synchronise
 from core.runners import Runner
 
-MEASURED_LENGTHS = (1, 2, 4, 6, 9, 16)
+MEASURED_LENGTHS = (1, 2, 4, 6, 9, 17)
+"""The last is a pass over the longest automatic draft and the newest token."""
+BETWEEN = (3, 5, 7, 8, 12, 16)
+"""Measured too where the cost climbs around them, for it may do so in a step: kernels work on 4, 8 or 16 rows at once.
+"""
+CLIMB = 1.1
+"""From how much of a climb between two measured lengths on."""
+BETWEEN_SECONDS = 0.5
 REPEATS = 5
 CONTEXT = 128
 """Tokens in the cache while passes are timed."""
@@ -39,10 +48,16 @@ class CostTable:
         known = sorted(self.seconds)
         if n in self.seconds:
             return self.seconds[n]
+        if len(known) == 1:
+            return self.seconds[known[0]]
         right = min(max(bisect_left(known, n), 1), len(known) - 1)
         low, high = known[right - 1], known[right]
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         return self.seconds[low] + slope * (n - low)
+
+    def __or__(self, other: CostTable) -> CostTable:
+        """With the lengths of another table; `following` stays."""
+        return CostTable({**self.seconds, **other.seconds}, self.following)
 
     @classmethod
     def from_dict(cls, costs: Mapping[str, float], following: float | None = None) -> CostTable:
@@ -50,6 +65,18 @@ class CostTable:
 
     def to_dict(self) -> dict[str, float]:
         return {str(n): s for n, s in sorted(self.seconds.items())}
+
+
+def between_jumps(table: CostTable) -> tuple[tuple[int, ...], int]:
+    """The lengths of BETWEEN that lie where a table climbs, and how often each can be timed in BETWEEN_SECONDS."""
+    known = sorted(table.seconds)
+    found = [
+        n
+        for low, high in pairwise(known)
+        for n in BETWEEN
+        if low < n < high and table.seconds[high] > CLIMB * table.seconds[low]
+    ]
+    return tuple(found), max(1, min(REPEATS, round(BETWEEN_SECONDS / max(1e-9, sum(map(table, found))))))
 
 
 def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
@@ -80,6 +107,29 @@ def time_rounds(
         verify[n].append(_time_from(target, n, context))
         draft.truncate(context)
     return CostTable(_medians(verify)), CostTable(_medians(first), median(following[len(lengths) :]))
+
+
+def time_exit(
+    target: Any, layers: int, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS
+) -> tuple[CostTable, CostTable]:
+    """The same of early exit after `layers` layers of a target's runner: its view drafts, its own head included, and
+    the full pass behind it goes on from where the view ends, where the runner can. The view is never behind: its table
+    has one entry."""
+    verify: dict[int, list[float]] = {n: [] for n in lengths}
+    first: list[float] = []
+    following: list[float] = []
+    _read(target, context)
+    view = target.view(layers)
+    for n in _in_turn(repeats, lengths):
+        if n > 1:
+            first.append(_time(view, 1, rows=1))
+            following.append(_time(view, 1, CHAIN, rows=1) / CHAIN)
+            view.truncate(context)
+            view.feed(_ids(view, n - 1), rows=1)
+        verify[n].append(_time_from(target, n, context))
+        view.truncate(context)
+    started = len(lengths) - 1  # of the first time
+    return CostTable(_medians(verify)), CostTable({1: median(first[started:])}, median(following[started:]))
 
 
 def median_table(tables: Sequence[CostTable]) -> CostTable:

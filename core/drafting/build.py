@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from core.costs import CostTable
+from core.costs.rounds import RoundCosts
 from core.drafting import Drafter
-from core.drafting.length import Adaptive, Controller, Fixed, Seconds
-from core.drafting.model import EarlyExitDrafter, ModelDrafter, exit_layer
+from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed
+from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
+from core.runners import Runner
 from core.sampling import Sampling
 from core.settings import SPECS, Method, Settings
 
@@ -40,34 +41,45 @@ def build_drafter(
     if reason := available(pair)[method]:
         raise UserError(f"The method {method} is off: {reason}.")
     sampling = Sampling.of(settings)
-    costs, draft_costs = pair.measure_costs()
+    costs = round_costs(pair, settings)
     if method == "ngram":
-        return NgramDrafter(target.device), _controller(settings, costs, lambda n: 0.0)
+        return NgramDrafter(target.device), _controller(settings, costs)
     if method == "early-exit":
         layers = exit_layer(pair.target, settings.exit_layer)
-        share = layers / pair.target.layers
-        return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs, lambda n: share * costs(n))
-    assert pair.draft is not None and draft_costs is not None
-    runner = resources.enter_context(pair.draft.lease())
+        return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs)
+    assert pair.draft is not None
+    limit = pair.draft.context_length
+    runner: Runner = resources.enter_context(pair.draft.lease())
+    if not pair.translation and pair.draft.vocab_size != pair.target.vocab_size:
+        runner = InTargetWidth(runner, pair.draft.vocab_size, pair.target.vocab_size)
     if method == "tree":
-        return _build_tree(runner, sampling, settings.tree, pair.draft.context_length, costs, draft_costs)
+        if settings.tree in (None, "auto"):
+            adaptive = AdaptiveShape(costs)
+            return TreeDrafter(runner, sampling, adaptive, limit), adaptive
+        shape = parse_shape(settings.tree)
+        return TreeDrafter(runner, sampling, lambda: shape, limit), Fixed(len(shape))
     if pair.translation:
-        model = TranslateDrafter(runner, sampling, pair.translation, pair.draft.context_length)
+        model = TranslateDrafter(runner, sampling, pair.translation, limit)
     else:
-        model = ModelDrafter(runner, sampling, pair.draft.context_length)
-    drafter = CombinedDrafter(NgramDrafter(target.device), model) if method == "ngram+draft" else model
-    return drafter, _controller(settings, costs, draft_costs, draft_costs.following)
+        model = ModelDrafter(runner, sampling, limit)
+    if method == "draft":
+        return model, _controller(settings, costs)
+    ngram = NgramDrafter(target.device)
+    if settings.draft_length != "auto":
+        return CombinedDrafter(ngram, model), Fixed(settings.draft_length)
+    chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target)), Adaptive(costs))
+    return CombinedDrafter(ngram, model, chosen.source), chosen
 
 
-def _controller(settings: Settings, target: Seconds, draft: Seconds, step: float | None = None) -> Controller:
-    return Adaptive(target, draft, step) if settings.draft_length == "auto" else Fixed(settings.draft_length)
+def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
+    """What a round of this method costs, as measured; of `ngram+draft`, a round that the model drafts."""
+    target, draft = pair.measure_costs()
+    if settings.method == "early-exit":
+        return pair.target.measure_exit(exit_layer(pair.target, settings.exit_layer))
+    if settings.method in ("plain", "ngram") or draft is None:
+        return RoundCosts(target)
+    return RoundCosts(target, draft, draft.following)
 
 
-def _build_tree(
-    runner: AnyRunner, sampling: Sampling, spec: str | None, limit: int, target: Seconds, draft: CostTable
-) -> tuple[Drafter, Controller]:
-    if spec in (None, "auto"):
-        adaptive = AdaptiveShape(target, draft, draft.following)
-        return TreeDrafter(runner, sampling, adaptive, limit), adaptive
-    shape = parse_shape(spec)
-    return TreeDrafter(runner, sampling, lambda: shape, limit), Fixed(len(shape))
+def _controller(settings: Settings, costs: RoundCosts) -> Controller:
+    return Adaptive(costs) if settings.draft_length == "auto" else Fixed(settings.draft_length)

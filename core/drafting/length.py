@@ -1,21 +1,22 @@
-"""How many tokens to draft next: a fixed number, or one chosen from measured costs and what was accepted so far."""
+"""How many tokens to draft next: a fixed number, or one chosen from measured costs and what was accepted so far.
+
+Every choice is made before anything is drawn, from the past and the text alone: that keeps it lossless.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+from core.costs.rounds import RoundCosts, missed
 from core.records import Round, depths
 from core.settings import SPECS
 
-Seconds = Callable[[int], float]
-"""Time of one pass over n tokens."""
-
 
 class Controller(Protocol):
-    def next(self) -> int:
-        """The draft length of the next round, decided before anything is drawn (that keeps it lossless)."""
+    def next(self, context: list[int]) -> int:
+        """The draft length of the next round, after the committed ids; 0 for a plain step."""
         ...
 
     def observe(self, round_: Round) -> None: ...
@@ -27,7 +28,7 @@ class Fixed:
     def __init__(self, length: int) -> None:
         self._length = SPECS["draft_length"].read(length)
 
-    def next(self) -> int:
+    def next(self, context: list[int]) -> int:
         return self._length
 
     def observe(self, round_: Round) -> None:
@@ -50,70 +51,130 @@ class Tally:
         self.judged = self.judged * memory + 1
 
 
-class Adaptive:
-    """Before each round, the length that maximises expected tokens per second of the honest formula
-    (`core.costs.formulas`).
-
-    Acceptance is estimated by position from the outcomes so far, newer ones counting more; a position never reached is
-    taken to be like all others together. 0 means a plain step. While plain is best, it probes with a single token:
-    after 4, 8, 16 … plain steps as long as probing fails, and never so often that probing, with the draft's catching
-    up, takes more than PROBING of the time. A pure function of costs and outcomes. `step`: seconds of a draft's pass
-    over one token that follows another of its own; without it, draft(1).
-    """
+class Acceptance:
+    """How often a drafter's tokens stand, by position, newer outcomes counting more; a position never reached is taken
+    to be like all others together."""
 
     PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 2.5, 0.96
-    FIRST_PAUSE, LONGEST_PAUSE = 4, 64
-    PROBING = 0.01
 
-    def __init__(self, target: Seconds, draft: Seconds, step: float | None = None, longest: int = 16) -> None:
-        self._target = [target(n) for n in range(1, longest + 2)]
-        self._draft = draft
-        self._step = draft(1) if step is None else step
+    def __init__(self) -> None:
         self._pooled = Tally(self.PRIOR * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT)
         self._by_position: list[Tally] = []
-        self._behind = 0
+
+    def add(self, position: int, accepted: bool) -> None:
+        while len(self._by_position) <= position:
+            self._by_position.append(Tally(self._pooled.rate * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT))
+        self._by_position[position].add(accepted, self.MEMORY)
+        self._pooled.add(accepted, self.MEMORY)
+
+    def rates(self, count: int) -> list[float]:
+        """Of each position, given that those before it stand; [count]."""
+        known = [tally.rate for tally in self._by_position[:count]]
+        return known + [self._pooled.rate] * (count - len(known))
+
+
+class Probing:
+    """When to try a single token while plain is best: after 4, 8, 16 … plain steps as long as that fails, and never so
+    often that it takes more than SHARE of the time."""
+
+    FIRST_PAUSE, LONGEST_PAUSE = 4, 64
+    SHARE = 0.01
+
+    def __init__(self) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Drafting is best again."""
         self._pause, self._since = self.FIRST_PAUSE, 0
 
-    def next(self) -> int:
-        if best := self._best():
-            self._pause, self._since = self.FIRST_PAUSE, 0
-            return best
+    def due(self, extra: float) -> bool:
+        """After one more plain step; `extra`: what a probe takes beyond a plain step, in plain steps."""
         self._since += 1
-        if self._since <= max(self._pause, self._probe_in_steps() / self.PROBING):
-            return 0
+        if self._since <= max(self._pause, extra / self.SHARE):
+            return False
         self._pause, self._since = min(2 * self._pause, self.LONGEST_PAUSE), 0
-        return 1
+        return True
+
+
+class Adaptive:
+    """Before each round, the length that maximises expected tokens per second by `RoundCosts`. 0 means a plain step;
+    while that is best, it probes with a single token. A pure function of costs and outcomes."""
+
+    def __init__(self, costs: RoundCosts, longest: int = 16) -> None:
+        self._costs = costs
+        # Choosing is on the clock of every round: what does not change is summed once.
+        self._seconds = [costs.chain(length) for length in range(longest + 1)]
+        self.acceptance = Acceptance()
+        self._behind = 0
+        self._probing = Probing()
+
+    def next(self, context: list[int]) -> int:
+        length, _ = self.best()
+        if length:
+            self._probing.rest()
+            return length
+        plain = self._costs.plain
+        return int(self._probing.due(self._costs.chain(1, self._behind) / plain - 1))
+
+    def best(self, most: int | None = None) -> tuple[int, float]:
+        """The length, of at most `most`, with the most expected tokens per second, and how many that are."""
+        best, highest = 0, 1 / self._seconds[0]
+        late = self._costs.late(self._behind)
+        expected = reached = 1.0
+        seconds = self._seconds[1 : None if most is None else most + 1]
+        for length, (rate, spent) in enumerate(zip(self.acceptance.rates(len(seconds)), seconds), 1):
+            reached *= rate
+            expected += reached
+            if expected > highest * (spent + late):
+                best, highest = length, expected / (spent + late)
+        return best, highest
 
     def observe(self, round_: Round) -> None:
-        if not round_.drafted:
-            self._behind += 1
-            return
         for position, token in zip(depths(round_), round_.drafted):
-            if token.outcome == "ignored":
-                continue
-            accepted = token.outcome == "accepted"
-            while len(self._by_position) <= position:
-                self._by_position.append(Tally(self._pooled.rate * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT))
-            self._by_position[position].add(accepted, self.MEMORY)
-            self._pooled.add(accepted, self.MEMORY)
-        # After full acceptance the drafter has not fed its own last token.
-        self._behind = int(all(token.outcome == "accepted" for token in round_.drafted))
+            if token.outcome != "ignored":
+                self.acceptance.add(position, token.outcome == "accepted")
+        self._behind = missed(round_, self._behind)
 
-    def _probe_in_steps(self) -> float:
-        """What drafting and checking one token costs beyond a plain step, in plain steps."""
-        return (self._draft(1 + self._behind) + self._target[1]) / self._target[0] - 1
+    def pass_over(self, round_: Round) -> None:
+        """A round in which another drafter drafted, or nobody."""
+        self._behind = missed(round_, self._behind, drafted=False)
 
-    def _best(self) -> int:
-        """The length with the most expected tokens per second; `_target[γ]` is a pass over γ + 1 tokens."""
-        best, most = 0, 1 / self._target[0]
-        expected, reached = 1.0, 1.0
-        drafting = self._draft(1 + self._behind)
-        for gamma in range(1, len(self._target)):
-            known = self._by_position[gamma - 1 : gamma]
-            reached *= (known[0] if known else self._pooled).rate
-            expected += reached
-            rate = expected / (drafting + self._target[gamma])
-            if rate > most:
-                best, most = gamma, rate
-            drafting += self._step
-        return best
+
+Source = Literal["ngram", "model"]
+
+
+class AdaptiveSource:
+    """Which of two drafters drafts next, and how much: an n-gram where the text repeats itself, else a model. Each has
+    an acceptance and costs of its own.
+
+    What an n-gram would have proposed is held against every text that follows, whoever drafted it: under any law of
+    the target, a token equals a proposal as often as the proposal would have been accepted.
+    """
+
+    def __init__(self, find: Callable[[list[int], int], Sequence[int]], ngram: Adaptive, model: Adaptive) -> None:
+        self._find = find
+        self._ngram, self._model = ngram, model
+        self._found: Sequence[int] = ()
+        self._source: Source = "model"
+
+    def source(self) -> Source:
+        return self._source
+
+    def next(self, context: list[int]) -> int:
+        self._found = self._find(context, 16)
+        length, rate = self._ngram.best(len(self._found))
+        if length and rate > self._model.best()[1]:
+            self._source = "ngram"
+            return length
+        self._source = "model"
+        return self._model.next(context)
+
+    def observe(self, round_: Round) -> None:
+        for position, (guess, token) in enumerate(zip(self._found, round_.kept)):
+            self._ngram.acceptance.add(position, guess == token.id)
+            if guess != token.id:
+                break
+        if self._source == "model":
+            self._model.observe(round_)
+        else:
+            self._model.pass_over(round_)

@@ -5,12 +5,16 @@ Self-speculation: which of the target's layers to leave after. The drafter itsel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from core.costs.formulas import expected_tokens, honest
+from core.costs import time_exit
+from core.costs.formulas import expected_tokens
+from core.costs.rounds import exit_costs
 from core.drafting import Draft
 from core.errors import UserError
 from core.loading.model import Model
@@ -76,10 +80,36 @@ class EarlyExitDrafter(ModelDrafter):
         self.exit_layer: int = view.layers
 
 
+class InTargetWidth:
+    """A draft's runner over the target's vocabulary [width], where models of one tokenizer differ in their rows: a
+    token that only the target has is never proposed, and read as the draft's last; what only the draft has is cut off.
+    """
+
+    def __init__(self, runner: Runner, rows: int, width: int) -> None:
+        self._runner, self._rows, self._width = runner, rows, width
+        self.kind, self.device = runner.kind, runner.device
+
+    @property
+    def length(self) -> int:
+        return self._runner.length
+
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        logits = self._runner.feed(ids.clamp(max=self._rows - 1), parents, rows=rows)
+        return pad(logits, (0, self._width - self._rows), value=-torch.inf)  # a negative width cuts off
+
+    def truncate(self, length: int) -> None:
+        self._runner.truncate(length)
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._runner.keep(path)
+
+
 SHARES = (0.125, 0.25, 0.375, 0.5)
 """Of the target's layers: the exits that are tried. A later one costs more than half a pass for every drafted token."""
 SAMPLE = 256
 LONGEST = 8
+TRIED = (1, 2, 5, 9)
+"""Passes that are timed for an exit that is only tried."""
 
 
 def exit_layer(target: Model, asked: int | None) -> int:
@@ -97,19 +127,21 @@ def exit_layer(target: Model, asked: int | None) -> int:
 
 
 def measure_exit_layer(target: Model) -> int:
-    """How often each exit agrees with the whole model on a few lines of text, weighed against what it costs."""
+    """How often each exit agrees with the whole model on a few lines of text, weighed against what it costs: its own
+    head included, and what the full pass saves by resuming from it."""
     text = "\n\n".join(prompt.text for prompt in read_prompts())
     room = min(SAMPLE, target.context_length)
-    ids = torch.tensor(target.tokenizer.encode(text)[:room], device=target.device)
-    costs = target.measure_costs()
+    ids = torch.tensor(target.tokenizer.encode(text)[:room], device=target.device).clamp(max=target.vocab_size - 1)
+    context = target.short_context(TRIED)
     promises: dict[int, float] = {}
     with target.lease() as runner:
         whole = runner.feed(ids).argmax(-1)
         for layer in sorted({max(1, round(share * target.layers)) for share in SHARES}):
             runner.reset()
             agreement = (runner.view(layer).feed(ids).argmax(-1) == whole).float().mean().item()
-            draft_seconds = layer / target.layers * costs(1)
+            runner.reset()
+            costs = exit_costs(*time_exit(runner, layer, context, 2, TRIED))
             promises[layer] = max(
-                honest(expected_tokens(agreement, gamma), gamma, costs, draft_seconds) for gamma in range(1, LONGEST)
+                costs.speed_up(expected_tokens(agreement, gamma), gamma) for gamma in range(1, LONGEST + 1)
             )
     return max(promises, key=lambda layer: promises[layer])

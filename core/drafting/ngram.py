@@ -6,11 +6,13 @@ N-gram first, the draft model when the text does not repeat itself.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from core.drafting import Draft
+from core.drafting.length import Source
 from core.drafting.model import ModelDrafter
 from core.drafting.translate import TranslateDrafter
 from core.progress import Stop
@@ -40,12 +42,17 @@ class NgramDrafter:
         return time.perf_counter() - start
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        found = self.find(context, length)
+        return Draft(torch.tensor(found, device=self._device)) if found else Draft.none(self._device)
+
+    def find(self, context: list[int], length: int) -> list[int]:
+        """Up to `length` ids that followed the same words last time; none where the text is new."""
         self._index(context)
         for n in self._sizes:
             start = self._after.get(tuple(context[-n:])) if len(context) > n else None
             if start is not None:
-                return Draft(torch.tensor(context[start : start + length], device=self._device))
-        return Draft.none(self._device)
+                return context[start : start + length]
+        return []
 
     def _index(self, context: list[int]) -> None:
         """Note the n-grams that end before the newest token; the suffix itself must not find itself."""
@@ -65,10 +72,16 @@ class NgramDrafter:
 
 
 class CombinedDrafter:
-    """Asks the n-gram drafter; where it has nothing, the model drafts (and catches up on what it missed)."""
+    """Asks the n-gram drafter, unless `source` says to ask the model; where it has nothing, the model drafts (and
+    catches up on what it missed)."""
 
-    def __init__(self, ngram: NgramDrafter, model: ModelDrafter | TranslateDrafter) -> None:
-        self._ngram, self._model = ngram, model
+    def __init__(
+        self,
+        ngram: NgramDrafter,
+        model: ModelDrafter | TranslateDrafter,
+        source: Callable[[], Source] = lambda: "ngram",
+    ) -> None:
+        self._ngram, self._model, self._source = ngram, model, source
         self.runner = model.runner
         self.cache = model.cache
 
@@ -79,8 +92,9 @@ class CombinedDrafter:
         return self._ngram.prefill(context, stop) + self._model.prefill(context, stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
-        found = self._ngram.propose(context, length, uniforms)
-        return found if len(found) else self._model.propose(context, length, uniforms)
+        if self._source() == "ngram" and len(found := self._ngram.propose(context, length, uniforms)):
+            return found
+        return self._model.propose(context, length, uniforms)
 
     def truncate(self, length: int) -> None:
         self._ngram.truncate(length)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from math import prod
 
 import torch
 from torch import Tensor
 
+from core.costs.rounds import RoundCosts, Shape, count_nodes, missed
 from core.drafting import Draft
+from core.drafting.length import Probing
+from core.drafting.model import ModelDrafter
 from core.errors import UserError
 from core.progress import Stop
 from core.records import Round
-from core.runners import Runner, prefill
+from core.runners import Runner
 from core.runners.host import ids_on
 from core.sampling import Sampling, draw
 
 MOST_NODES, MOST_LEVELS = 64, 16
-Shape = tuple[int, ...]
-"""Children of every node by depth: (4, 2, 1) is four first tokens, two continuations of each, one of each of those."""
 
 
 def parse_shape(text: str) -> Shape:
@@ -35,16 +35,13 @@ def parse_shape(text: str) -> Shape:
     return shape
 
 
-def count_nodes(shape: Shape) -> int:
-    return sum(prod(shape[: depth + 1]) for depth in range(len(shape)))
-
-
 class TreeDrafter:
     """Grows a tree level by level from a draft model's runner.
 
     Siblings are the likeliest tokens (greedy) or drawn one after the other, with or without replacement. Each level is
-    one pass over the tree so far: the passes are as many as a chain of the same depth takes. `limit`: how many tokens
-    fit in the draft's context.
+    one pass over the tree so far: the passes are as many as a chain of the same depth takes. A tree that does not
+    branch is drafted as the chain it is, which feeds every token once. `limit`: how many tokens fit in the draft's
+    context.
     """
 
     def __init__(
@@ -61,15 +58,20 @@ class TreeDrafter:
         self._shape = shape
         self._limit = limit
         self._replacement = replacement
-        self._committed = 0
+        self._chain = ModelDrafter(runner, sampling, limit)
+        self._text: int | None = None
+        """How many tokens of the cache are text, where it ends in a tree."""
 
     def size(self, length: int) -> int:
         return count_nodes(self._shape()[:length])
 
     def prefill(self, context: list[int], stop: Stop) -> float:
-        return prefill(self.runner, context[: self._limit], stop)
+        return self._chain.prefill(context, stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        shape = self._shape()[:length]
+        if set(shape) == {1}:
+            return self._chain.propose(context, len(shape), uniforms)
         if self._limit is not None:
             length = min(length, self._limit - len(context) + 1)  # the last level is not fed
         if length < 1:
@@ -79,9 +81,9 @@ class TreeDrafter:
         probs: list[Tensor] = []
         logits: list[Tensor] = []
         level, used = [-1], 0
-        self._committed = len(context)
+        self._text = len(context)
         rows = self.runner.feed(ids_on(self.runner.device, context[self.runner.length :]), rows=1)
-        for width in self._shape()[:length]:
+        for width in shape[:length]:
             if drawn:
                 rows = self._rows_after(torch.cat(drawn), parents, len(level))
             m = len(level)
@@ -102,7 +104,7 @@ class TreeDrafter:
 
     def _rows_after(self, tokens: Tensor, parents: list[int], count: int) -> Tensor:
         """The draft's logits after the last `count` nodes, from one pass over the whole tree so far."""
-        self.runner.truncate(self._committed)
+        self.runner.truncate(self._text or 0)
         return self.runner.feed(tokens, parents, rows=count)
 
     def _siblings(self, rows: Tensor, uniforms: Tensor, width: int) -> tuple[Tensor, list[int], Tensor | None]:
@@ -130,71 +132,76 @@ class TreeDrafter:
         return torch.cat([row[:count] for row, count in zip(siblings, counts)]), counts, q
 
     def truncate(self, length: int) -> None:
-        # The cache ends in a tree: only the text before it is sure. The accepted path is fed again with the next round.
-        self.runner.truncate(min(length, self._committed))
+        # Of a tree nothing is kept: the accepted path is fed again with the next round.
+        self.runner.truncate(length if self._text is None else min(length, self._text))
+        self._text = None
 
     def reset(self) -> None:
-        self.runner.truncate(0)
+        self.truncate(0)
 
 
 class AdaptiveShape:
-    """Chooses a tree's shape every few rounds: the one that maximises expected tokens per second.
+    """Chooses a tree's shape every few rounds: the one that maximises expected tokens per second, be it a chain, or no
+    draft at all; while that is best, it probes with a single token.
 
     What it learns is how often the first, second, … sibling was the accepted one (the measured acceptance by rank).
-    It is both the drafter's shape and the run's draft-length controller. `step` as in `core.drafting.length.Adaptive`.
+    It is both the drafter's shape and the run's draft-length controller.
     """
 
-    WIDTHS = tuple(product((1, 2, 3, 4), (1, 2, 3), (1, 2), (1,), (1,), (1,)))
+    WIDTHS = (*product((1, 2, 3, 4), (1, 2, 3), (1, 2), (1,), (1,), (1,)), (1,) * MOST_LEVELS)
     PRIOR = (0.6, 0.15, 0.07, 0.04)
     PRIOR_WEIGHT, MEMORY = 8.0, 0.97
     STANDS = 4
     """Rounds for which a choice stands: to choose among all shapes takes as long as to sample a few tokens."""
 
-    def __init__(
-        self, target: Callable[[int], float], draft: Callable[[int], float], step: float | None = None
-    ) -> None:
-        later = 0.0 if step is None else step - draft(1)
+    def __init__(self, costs: RoundCosts) -> None:
+        self._costs = costs
         self._accepted = [share * self.PRIOR_WEIGHT for share in self.PRIOR]
         self._judged = [self.PRIOR_WEIGHT] * len(self.PRIOR)
-        # Sorted, a shape comes after the one it grows from by a level; () is where all begin, and never chosen.
+        # Sorted, a shape comes after the one it grows from by a level; () is where all begin: a plain step.
         self._shapes = sorted({w[:depth] for w in self.WIDTHS for depth in range(len(w) + 1)})
         at = {shape: i for i, shape in enumerate(self._shapes)}
-        self._growth = [(at[s[:-1]], s[-1], _seconds(s, target, draft, later)) for s in self._shapes[1:]]
+        self._growth = [(at[s[:-1]], s[-1], costs.tree(s)) for s in self._shapes[1:]]
         self._shape: Shape = ()
-        self._rounds = 0
+        self._standing = 0
+        self._behind = 0
+        self._probing = Probing()
 
     def __call__(self) -> Shape:
-        return self._shape
+        return self._shape or (1,)
 
-    def next(self) -> int:
-        if self._rounds % self.STANDS == 0:
-            self._shape = self._best()
-        self._rounds += 1
-        return len(self._shape)
+    def next(self, context: list[int]) -> int:
+        if not self._standing:
+            self._shape, self._standing = self._best(), self.STANDS
+        if self._shape:
+            self._standing -= 1
+            self._probing.rest()
+            return len(self._shape)
+        # The choice stands until a probe has told something new.
+        return int(self._probing.due(self._costs.chain(1, self._behind) / self._costs.plain - 1))
 
     def observe(self, round_: Round) -> None:
         for siblings in _tested(round_):
             for rank in range(min(len(siblings), len(self._accepted))):
                 self._judged[rank] = self._judged[rank] * self.MEMORY + 1
                 self._accepted[rank] = self._accepted[rank] * self.MEMORY + (siblings[rank] == "accepted")
+        if round_.drafted and not self._shape:
+            self._standing = 0
+        # Of a tree the drafter keeps nothing, of a chain all that stands.
+        branched = round_.drafted and set(self()) != {1}
+        self._behind = len(round_.kept) - 1 if branched else missed(round_, self._behind)
 
     def _best(self) -> Shape:
         """A level is passed if any of its siblings is accepted."""
         shares = [a / j for a, j in zip(self._accepted, self._judged)]
         passed = [min(1.0, sum(shares[:width])) for width in range(len(shares) + 1)]
-        reached, expected, rates = [1.0], [1.0], [0.0]
+        late = self._costs.late(self._behind)
+        reached, expected, rates = [1.0], [1.0], [1 / self._costs.plain]
         for shorter, width, seconds in self._growth:
             reached.append(reached[shorter] * passed[width])
             expected.append(expected[shorter] + reached[-1])
-            rates.append(expected[-1] / seconds)
+            rates.append(expected[-1] / (seconds + late))
         return self._shapes[rates.index(max(rates))]
-
-
-def _seconds(shape: Shape, target: Callable[[int], float], draft: Callable[[int], float], later: float) -> float:
-    """Of a round: the draft's pass for each level over the tree so far, then the target's over all of it."""
-    levels = [count_nodes(shape[:depth]) for depth in range(len(shape) + 1)]
-    drafting = sum(draft(max(1, nodes)) + (later if depth else 0.0) for depth, nodes in enumerate(levels[:-1]))
-    return drafting + target(levels[-1] + 1)
 
 
 def _tested(round_: Round) -> list[list[str]]:

@@ -154,7 +154,7 @@ def check_law(
             drafter.prefill(context[:-1], stop)
         except Cancelled:
             return
-        longest = max(1, min(controller.next(), pair.target.context_length - len(context) - 2))
+        longest = max(1, min(controller.next(context), pair.target.context_length - len(context) - 2))
         counts: Counter[Two] = Counter()
         totals = Counter[str]()
         numbers = Uniforms(settings.seed, target.device)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from core.errors import UserError
 from core.loading.geometry import Geometry
-from core.records import CacheLengths, Round, Run, depths
+from core.records import CacheLengths, Round, Run, branches, depths
 
 Stage = Literal["in", "layer", "out"]
 
@@ -78,19 +78,18 @@ def trace_round(run: Run, index: int) -> RoundTrace:
         rows=logits_rows([token.parent for token in round_.drafted]),
         target_cache=target,
         draft_cache=draft,
-        tensors=_tensors(run, target.before, fed),
-        uncached=_tensors(run, 0, target.fullest),
+        tensors=_tensors(run, target.before, fed, branches(round_)),
+        uncached=_tensors(run, 0, target.fullest, branches(round_)),
     )
 
 
-def _tensors(run: Run, cached: int, fed: int) -> tuple[TracedTensor, ...]:
+def _tensors(run: Run, cached: int, fed: int, tree: bool) -> tuple[TracedTensor, ...]:
     """A pass of the run's target, with the padding of its vocabulary cut off; nothing where the document does not
     tell how the target is built."""
     target = _target(run)
     geometry = Geometry.of(target.get("geometry"))
     if geometry is None:
         return ()
-    tree = run.settings.method == "tree" and fed > 1
     real = target.get("vocab_size")
     vocabulary = real if isinstance(real, int) else geometry.vocabulary
     surplus = geometry.vocabulary - vocabulary
@@ -245,7 +244,7 @@ def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
             depth_of = depths(round_)
             # The last level is never fed: nothing is drafted after it.
             fullest = committed + sum(d < max(depth_of) for d in depth_of)
-            stands = committed + (0 if run.settings.method == "tree" else accepted)
+            stands = committed + (0 if branches(round_) else accepted)
             after = min(fullest, stands)
         lengths = CacheLengths(held, fullest, after)
         held = after

@@ -15,7 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from core.costs import CostTable
-from core.costs.formulas import expected_tokens, honest
+from core.costs.formulas import expected_tokens
+from core.costs.rounds import RoundCosts
 from core.explaining.trace import drafted_by_model
 from core.loading.geometry import Geometry
 from core.records import Round, Run, depths, summarise
@@ -221,7 +222,7 @@ def batch_speed_ups(run: Run, costs: Costs) -> list[tuple[int, float]]:
 
     def speed_up(batch: int) -> float:
         drafting = one * (continued(proposing, batch) / proposing(1) if proposing else batch)
-        return honest(costs.tokens, gamma, lambda n: continued(table, batch * n), drafting)
+        return RoundCosts(lambda n: continued(table, batch * n), lambda n: drafting).speed_up(costs.tokens, gamma)
 
     return [(batch, speed_up(batch)) for batch in BATCHES]
 

@@ -20,13 +20,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, time_passes
+from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
+from core.costs.rounds import RoundCosts, exit_costs
+from core.runners.check import unlike
 from core.runners.dynamic import DynamicRunner
 from core.runners.fused import FusedNetwork, FusedRunner, why_not
 from core.runners.graph import GraphRunner
 from core.runners.graph import why_not as why_not_graph
 
 AnyRunner = DynamicRunner | FusedRunner | GraphRunner
+
+
+EXIT_REPEATS = 2
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Model:
     vocab_size: int
     costs: CostTable | None = None
     exit_layer: int | None = None
+    exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
@@ -57,6 +63,12 @@ class Model:
             return
         self.runner_kind = FusedRunner.kind if on_cpu else GraphRunner.kind
         self._fused = FusedNetwork(self.network) if on_cpu else None
+        if self._fused and (where := self._unlike_transformers(self._fused)):
+            self.fall_back(f"the fused forward changes the model's answers, at {where}")
+
+    def _unlike_transformers(self, fused: FusedNetwork) -> str | None:
+        ours = FusedRunner(fused, self.vocab_size, capacity=16)
+        return unlike(DynamicRunner(self.network, self.vocab_size), ours, self.vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -131,15 +143,30 @@ class Model:
         return self.threads
 
     def measure_costs(self) -> CostTable:
-        """What passes over n = 1 … 16 tokens cost; measured once."""
+        """What passes over n = 1 … 17 tokens cost; measured once."""
         if self.costs is None:
-            self.costs = self.time_passes()
+            table = self.time_passes()
+            lengths, repeats = between_jumps(table)
+            self.costs = table | self.time_passes(repeats, lengths) if lengths else table
         return self.costs
 
     def time_passes(self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
         """The same, measured now."""
         with self.lease() as runner:
             return time_passes(runner, self.short_context(lengths), repeats, lengths)
+
+    def measure_exit(self, layers: int) -> RoundCosts:
+        """What rounds of early exit after so many layers cost; measured once."""
+        if layers not in self.exits:
+            self.exits[layers] = exit_costs(*self.time_exit(layers, EXIT_REPEATS, sorted(self.measure_costs().seconds)))
+        return self.exits[layers]
+
+    def time_exit(
+        self, layers: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS
+    ) -> tuple[CostTable, CostTable]:
+        """The passes of such rounds, measured now."""
+        with self.lease() as runner:
+            return time_exit(runner, layers, self.short_context(lengths), repeats, lengths)
 
     def short_context(self, lengths: Sequence[int]) -> int:
         """How many tokens lie before passes that are timed."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, time_rounds
+from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_rounds
 from core.errors import UserError
 from core.loading.model import Model
 
@@ -35,7 +35,12 @@ class Pair:
         if self.draft is None:
             return self.target.measure_costs(), None
         if self.target.costs is None or self.draft.costs is None:
-            self.target.costs, self.draft.costs = self.time_rounds()
+            target, draft = self.time_rounds()
+            lengths, repeats = between_jumps(target)
+            if lengths:
+                more = self.time_rounds(repeats, lengths)
+                target, draft = target | more[0], draft | more[1]
+            self.target.costs, self.draft.costs = target, draft
         return self.target.costs, self.draft.costs
 
     def time_rounds(

@@ -12,8 +12,8 @@ How near a pass comes to what the memory can deliver: at batch 1 a pass is littl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch
 
 from core.clock import PassTimer, synchronise
 from core.costs import CONTEXT, CostTable, median_table
-from core.costs.formulas import Promise, promise
+from core.costs.rounds import Promise, RoundCosts, exit_costs, promise
+from core.drafting.model import exit_layer
 from core.errors import UserError
 from core.lanes import describe_environment, open_lane
 from core.loading.geometry import describe_geometry
@@ -38,11 +39,23 @@ LENGTHS = (*range(1, 10), 12, 13, 16, 17)
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Passes over n tokens: of the target alone, of the target behind its draft, of the draft."""
+    """Passes over n tokens: of the target alone, of the target behind its draft, of the draft; `exits`: of the target
+    behind an early exit and of that, by its layers."""
 
     target: CostTable
     verify: CostTable | None = None
     draft: CostTable | None = None
+    exits: dict[int, tuple[CostTable, CostTable]] = field(default_factory=dict)
+
+    def of_rounds(self, method: str, layers: int | None, translated: bool) -> RoundCosts | None:
+        """What a method's rounds cost; None where its rounds do not tell its passes."""
+        if method == "ngram":
+            return RoundCosts(self.target)
+        if method == "early-exit" and layers in self.exits:
+            return exit_costs(*self.exits[layers])
+        if method == "draft" and self.verify and self.draft and not translated:
+            return RoundCosts(self.verify, self.draft, self.draft.following)
+        return None
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ class Sample:
     repeats: bool | None = None
 
 
+TABLES = ("target", "verify", "draft")
 MEASURES = (
     *("acceptance_rate", "tokens_per_round", "efficiency", "draft_share", "verify_share"),
     *("draft_ms", "verify_ms", "other_ms"),
@@ -88,10 +102,15 @@ def bench(
         runners |= {name: _peer(pair, name, base) for name in PEERS}
     samples: dict[str, dict[tuple[int, int], Sample]] = {name: {} for name in runners}
     measured: list[PassCosts] = []
+    exits = {
+        exit_layer(pair.target, settings.exit_layer)
+        for settings in variants.values()
+        if settings.method == "early-exit"
+    }
     for repeat in range(-1, repeats):
         for at, prompt in enumerate(prompts):
             progress(f"repeat {repeat + 1} of {repeats}, prompt {at + 1} of {len(prompts)}")
-            measured.append(costs := measure_costs(pair))
+            measured.append(costs := measure_costs(pair, exits))
             for name in _rotated(list(runners), repeat + at):
                 sample = runners[name](prompt, costs)
                 if repeat >= 0:  # the first pass is warm-up, for all alike
@@ -105,17 +124,18 @@ def bench(
         "repeats": repeats,
         "max_new_tokens": base.max_new_tokens,
         "temperature": base.temperature,
-        "costs": {passes: table.to_dict() for passes, table in vars(costs).items() if table},
+        "costs": {name: table.to_dict() for name in TABLES if (table := getattr(costs, name))},
         "bandwidth": describe_bandwidth(pair.target, costs.target(1), CONTEXT),
         "methods": [row for name, row in rows.items() if name not in PEERS],
         "peers": [row for name, row in rows.items() if name in PEERS],
     }
 
 
-def measure_costs(pair: Pair, repeats: int = 3) -> PassCosts:
-    """Time the passes of both models as they are now."""
+def measure_costs(pair: Pair, exits: Iterable[int] = (), repeats: int = 3) -> PassCosts:
+    """Time the passes of both models, and those of early exits, as they are now."""
     target = pair.target.time_passes(repeats, LENGTHS)
-    return PassCosts(target, *pair.time_rounds(repeats, LENGTHS)) if pair.draft else PassCosts(target)
+    tables = {layers: pair.target.time_exit(layers, repeats, LENGTHS) for layers in exits}
+    return PassCosts(target, *(pair.time_rounds(repeats, LENGTHS) if pair.draft else (None, None)), tables)
 
 
 def _pooled(measured: Sequence[PassCosts]) -> PassCosts:
@@ -156,6 +176,8 @@ def run_timed(pair: Pair, prompt: str, settings: Settings) -> tuple[Run, float |
 def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bool) -> Sample:
     metrics = summarise(run)
     rounds = len(run.rounds)
+    drafter = run.environment.get("drafter") or {}
+    known = costs.of_rounds(run.settings.method, drafter.get("exit_layer"), translated)
     draft, verify, other = (sum(getattr(r, f"{stage}_seconds") for r in run.rounds) for stage in STAGES)
     return Sample(
         tokens_per_second=metrics.tokens_per_second,
@@ -167,18 +189,9 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
         draft_ms=1000 * draft / rounds,
         verify_ms=1000 * verify / rounds,
         other_ms=1000 * other / rounds,
-        promise=_promise(run, costs, translated),
+        promise=known and promise(run.rounds, known),
         repeats=repeats_itself(run.token_ids),
     )
-
-
-def _promise(run: Run, costs: PassCosts, translated: bool) -> Promise | None:
-    """What the formula promises a run, for the methods whose passes its rounds tell."""
-    if run.settings.method == "ngram":
-        return promise(run.rounds, costs.target, lambda n: 0.0)
-    if run.settings.method == "draft" and costs.verify and costs.draft and not translated:
-        return promise(run.rounds, costs.verify, costs.draft, costs.draft.following)
-    return None
 
 
 STAGES = ("draft", "verify", "other")

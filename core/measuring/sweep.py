@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any, Literal
 
 from core.costs import CONTEXT, CURVE, CostTable, median_table
-from core.costs.formulas import expected_tokens_by_position, honest, leviathan, rule_of_thumb
+from core.costs.formulas import expected_tokens_by_position, leviathan, rule_of_thumb
+from core.costs.rounds import RoundCosts, Seconds
 from core.drafting.build import available
 from core.drafting.model import exit_layer
 from core.errors import UserError
@@ -121,10 +122,13 @@ def cost_curve(model: Model, budget: float = CURVE_SECONDS) -> CostTable:
 
 
 def _passes(pair: Pair, settings: Settings, lengths: Sequence[int]) -> CostTable:
-    """What the target's passes cost at this moment: plain steps and verifications, behind a draft's passes if any."""
+    """What the target's passes cost at this moment: plain steps and verifications, behind a draft's passes if any;
+    behind an early exit, what is left of them."""
     draft = pair.draft if settings.method in ("draft", "ngram+draft") else None
     room = min(model.context_length for model in (pair.target, draft) if model) // 2
     needed = sorted({1, 2, *(length + 1 for length in lengths if length < room)})
+    if settings.method == "early-exit":
+        return pair.target.time_exit(exit_layer(pair.target, settings.exit_layer), PASSES, needed)[0]
     return pair.time_rounds(PASSES, needed)[0] if draft else pair.target.time_passes(PASSES, needed)
 
 
@@ -279,7 +283,7 @@ def _basis(drafting: dict[DraftLength, Measured], plain: Measured) -> Basis:
     )
 
 
-def _predict(length: DraftLength, basis: Basis, passes: CostTable) -> dict[str, float] | None:
+def _predict(length: DraftLength, basis: Basis, passes: Seconds) -> dict[str, float] | None:
     """The three predicted speed-ups by name; None where the length is not fixed or nothing was judged that far. Where
     nothing was ever drafted all rounds are plain steps."""
     alpha, reached = basis.acceptance_rate, basis.accepted_by_position
@@ -287,19 +291,12 @@ def _predict(length: DraftLength, basis: Basis, passes: CostTable) -> dict[str, 
         return {"leviathan": 1.0, "honest": 1.0, "rule_of_thumb": 1.0}
     if length == "auto" or alpha is None or length > len(reached):
         return None
+    costs = RoundCosts(passes, lambda n: basis.draft_seconds, overhead=basis.other_seconds)
     return {
         "leviathan": leviathan(alpha, length, basis.draft_seconds / passes(1)),
-        "honest": _honest(length, basis, passes),
+        "honest": costs.speed_up(expected_tokens_by_position(reached, length), length, basis.drafting),
         "rule_of_thumb": rule_of_thumb(alpha, length),
     }
-
-
-def _honest(length: int, basis: Basis, passes: CostTable) -> float:
-    """The honest formula for the rounds that draft, mixed by time with plain steps for those that do not."""
-    expected = expected_tokens_by_position(basis.accepted_by_position, length)
-    speedup = honest(expected, length, passes, basis.draft_seconds, basis.other_seconds)
-    idle = 1 - basis.drafting
-    return (basis.drafting * expected + idle) / (basis.drafting * expected / speedup + idle)
 
 
 def _best(temperature: float, points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from core.clock import PassTimer
 from core.costs import CostTable, time_passes
-from core.costs.formulas import promise
+from core.costs.rounds import RoundCosts, promise
 from core.decoding import speculative
 from core.drafting.length import Adaptive, Controller, Fixed
 from core.lanes import describe_environment
@@ -142,11 +142,8 @@ class Runs:
         pair, scale = self._pair, self._scale
         assert pair.draft is not None and pair.target.costs is not None and pair.draft.costs is not None
         run = Run(Settings(max_new_tokens=scale.tokens), {}, "", self._ids[: scale.prompt])
-        controller: Controller = (
-            Adaptive(pair.target.costs, pair.draft.costs, pair.draft.costs.following)
-            if length == "auto"
-            else Fixed(length or 1)
-        )
+        costs = RoundCosts(pair.target.costs, pair.draft.costs, pair.draft.costs.following)
+        controller: Controller = Adaptive(costs) if length == "auto" else Fixed(length or 1)
         with pair.target.lease() as target, pair.draft.lease() as draft:
             drafter = None if alpha is None else ScriptedDrafter(draft, self._text, alpha, pair.target.vocab_size)
             rounds = speculative(
@@ -163,7 +160,7 @@ class Runs:
         if run.token_ids != self._ids[scale.prompt : scale.prompt + scale.tokens]:
             raise RuntimeError("the text written is not the script: a cache was not rolled back rightly")
         metrics = summarise(run)
-        promised = promise(run.rounds, pair.target.costs, pair.draft.costs, pair.draft.costs.following)
+        promised = promise(run.rounds, costs)
         return {
             "tokens_per_second": metrics.tokens_per_second,
             "efficiency": bare / sum(r.seconds for r in run.rounds[1:]),

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.costs import CURVE
-from core.costs.formulas import expected_tokens, honest, leviathan, rule_of_thumb
+from core.costs.formulas import expected_tokens, leviathan, rule_of_thumb
+from core.costs.rounds import RoundCosts
 from core.errors import UserError
 from core.records import SCHEMA, Settings
 from core.text import Prompt
@@ -75,7 +76,7 @@ def _basis(temperature: float, longest: int, alpha: float) -> dict[str, Any]:
 def _point(temperature: float, length: Any, alpha: float) -> dict[str, Any]:
     gamma = 3 if length == "auto" else length
     expected = expected_tokens(alpha, gamma)
-    ratio = honest(expected, gamma, costs, 0.1 * STEP)
+    ratio = RoundCosts(costs, lambda n: 0.1 * STEP).speed_up(expected, gamma)
     predicted = {
         "honest": ratio,
         "leviathan": leviathan(alpha, gamma, 0.1),

@@ -1,13 +1,15 @@
 """python -m core bench: what is measured and how it is counted; how fast it is, is for the benchmark to say."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from core.cli import main
 from core.clock import PassTimer
-from core.costs.formulas import expected_tokens, honest, promise
+from core.costs.formulas import expected_tokens
+from core.costs.rounds import RoundCosts, promise
 from core.errors import UserError
 from core.measuring.bench import (
     LENGTHS,
@@ -109,21 +111,23 @@ def round_of(drafted, accepted):
 
 
 def test_what_is_promised_is_the_honest_formula():
-    """With one draft length throughout, and no catching up, it is `honest` with the measured acceptance."""
-    target, draft = (lambda n: 1 + 0.1 * n), (lambda n: 0.2)
+    """With one draft length throughout, and no catching up, it is the speed-up at the measured acceptance."""
+    costs = RoundCosts(lambda n: 1 + 0.1 * n, lambda n: 0.2)
+    dear = replace(costs, overhead=0.3)
     rounds = [round_of(4, accepted) for accepted in (0, 1, 2, 3, 0, 2)]
     expected = 1 + sum(accepted for accepted in (0, 1, 2, 3, 0, 2)) / 6
-    assert promise(rounds, target, draft).ratio() == pytest.approx(honest(expected, 4, target, 0.2))
-    assert promise(rounds, target, draft).ratio(0.3) == pytest.approx(honest(expected, 4, target, 0.2, 0.3))
-    assert promise([round_of(0, 0)] * 5, target, draft).ratio() == 1
-    assert expected_tokens(1.0, 4) == promise([round_of(4, 4)], target, draft).tokens
+    assert promise(rounds, costs).ratio() == pytest.approx(costs.speed_up(expected, 4))
+    assert promise(rounds, costs).ratio(0.3) == pytest.approx(dear.speed_up(expected, 4))
+    assert promise(rounds, dear).ratio(0.3) == promise(rounds, costs).ratio(0.3)
+    assert promise([round_of(0, 0)] * 5, costs).ratio() == 1
+    assert expected_tokens(1.0, 4) == promise([round_of(4, 4)], costs).tokens
 
 
 def test_the_draft_s_catching_up_is_charged():
     """After full acceptance the draft feeds two tokens, after plain steps as many as it missed."""
     fed = []
-    promise([round_of(2, 2), round_of(2, 0), round_of(0, 0), round_of(0, 0), round_of(1, 0)], lambda n: 1.0,
-            lambda n: fed.append(n) or 0.1)  # fmt: skip
+    costs = RoundCosts(lambda n: 1.0, lambda n: fed.append(n) or 0.1)
+    promise([round_of(2, 2), round_of(2, 0), round_of(0, 0), round_of(0, 0), round_of(1, 0)], costs)
     assert [n for n in fed if n > 1] == [2, 3]
 
 

@@ -9,6 +9,7 @@ from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
+from core.progress import never
 from core.runners.dynamic import DynamicRunner
 from core.runners.fused import FusedRunner
 from core.sampling import Sampling, Uniforms
@@ -78,6 +79,18 @@ def test_tree_after_every_round(kind):
         assert target.length == len(context) - 1
         assert_exact(target, target_runner(kind), context)
         assert_exact(drafter.runner, draft_runner(kind), context)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 1)])
+def test_what_a_tree_has_read_of_the_prompt_stands(shape):
+    """Rolled back to the text it stands at, as the check of the law does between its samples: nothing is read again."""
+    drafter = TreeDrafter(draft_runner("llama"), SAMPLING, lambda: shape)
+    prompt = random_prompt(50)
+    drafter.prefill(prompt[:49], never)
+    for _ in range(2):
+        drafter.truncate(49)
+        assert drafter.runner.length == 49
+        drafter.propose(prompt, 2, torch.rand(8))
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama fused", "gemma3_text", "gpt2"])

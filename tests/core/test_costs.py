@@ -1,10 +1,12 @@
 """Cost tables: what is timed, and behind what."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from core import costs
-from core.costs import CostTable, median_table, time_passes, time_rounds
+from core.costs import MEASURED_LENGTHS, CostTable, between_jumps, median_table, time_exit, time_passes, time_rounds
 
 COLD = 100.0
 """What a pass costs more where the other model's pass came before it."""
@@ -58,6 +60,73 @@ def test_in_a_round_each_model_comes_behind_the_other(machine):
     assert drafting.following == 2.0
     assert set(target.begun[1:]) == {32}
     assert target.length == draft.length == 32
+
+
+HEAD = 50.0
+
+
+class FakeTarget(FakeRunner):
+    """Of ten layers and a dear head; a pass behind its view has the view's layers less to do for what that has fed."""
+
+    def feed(self, ids, parents=None, *, rows=None):
+        self.machine.now += HEAD + 10 * len(ids) - (self.seen.layers * self.seen.fed if self.seen else 0)
+        self.length += len(ids)
+        self.seen = None
+
+    seen = None
+
+    def view(self, layers):
+        return FakeView(self, layers)
+
+
+class FakeView:
+    device = torch.device("cpu")
+
+    def __init__(self, full, layers):
+        self.full, self.layers, self.fed = full, layers, 0
+
+    def feed(self, ids, parents=None, *, rows=None):
+        self.full.machine.now += HEAD + self.layers * len(ids)
+        self.fed += len(ids)
+        self.full.seen = self
+
+    def truncate(self, length):
+        self.fed, self.full.seen = 0, None
+
+
+def test_an_early_exit_is_timed_with_its_head_and_what_it_saves(machine):
+    """Not as its share of the layers: of three drafted tokens the full pass repeats only what lies behind the exit."""
+    verify, drafting = time_exit(FakeTarget(machine, 0.0), 3, 32, 3, (1, 2, 4))
+    assert verify.seconds == {1: HEAD + 10, 2: HEAD + 20 - 3, 4: HEAD + 40 - 9}
+    assert (drafting(1), drafting.following) == (HEAD + 3, HEAD + 3)
+
+
+def stepped(n):
+    """A kernel that works on eight rows at once."""
+    return 1.0 + 0.01 * n + (n + 7) // 8
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_steps_are_measured_where_the_cost_climbs(pair, alone, monkeypatch):
+    """Interpolation would put the step from 8 to 9 on the way from 6: the lengths around it are measured, and those
+    where the curve is flat are not."""
+    asked = []
+
+    def timed(repeats=5, lengths=MEASURED_LENGTHS):
+        asked.append(tuple(lengths))
+        table = CostTable({n: stepped(n) for n in lengths}, 0.5)
+        return table if alone else (table, CostTable({n: 0.1 for n in lengths}, 0.1))
+
+    mine = replace(pair, target=replace(pair.target, costs=None), draft=replace(pair.draft, costs=None))
+    monkeypatch.setattr(mine.target if alone else mine, "time_passes" if alone else "time_rounds", timed)
+    table = mine.target.measure_costs() if alone else mine.measure_costs()[0]
+    assert asked == [MEASURED_LENGTHS, (7, 8, 12, 16)]
+    assert [table(n) for n in (7, 8, 9, 16, 17)] == [stepped(n) for n in (7, 8, 9, 16, 17)]
+    assert table.following == 0.5
+
+
+def test_nothing_more_is_measured_of_a_flat_curve():
+    assert between_jumps(CostTable({n: 1 + 0.001 * n for n in MEASURED_LENGTHS}))[0] == ()
 
 
 def test_between_measured_lengths_a_straight_line():

@@ -6,7 +6,8 @@ import pytest
 
 from core.costs import CostTable
 from core.costs.formulas import best_length
-from core.drafting.length import Adaptive, Fixed
+from core.costs.rounds import RoundCosts
+from core.drafting.length import Adaptive, AdaptiveSource, Fixed
 from core.drafting.tree import AdaptiveShape
 from core.errors import UserError
 from core.records import Round, Token
@@ -21,7 +22,7 @@ def play(controller, alpha, rounds, seed=0):
     chance = random.Random(seed)
     lengths = []
     for _ in range(rounds):
-        length = controller.next()
+        length = controller.next([])
         lengths.append(length)
         accepted = next((i for i in range(length) if chance.random() >= alpha), length)
         outcomes = ["accepted"] * accepted + ["rejected"] * (accepted < length)
@@ -50,13 +51,13 @@ def test_absurd_lengths_are_refused(length):
 @pytest.mark.parametrize("alpha, c", [(0.8, 0.1), (0.8, 0.3), (0.6, 0.2), (0.9, 0.05)])
 def test_settles_near_the_best_length(alpha, c):
     """With independent acceptance and flat costs the optimum is Leviathan's."""
-    lengths = play(Adaptive(flat(1.0), flat(c)), alpha, 400)
+    lengths = play(Adaptive(RoundCosts(flat(1.0), flat(c))), alpha, 400)
     assert mean(lengths[100:]) == pytest.approx(min(best_length(alpha, c), 16), rel=0.5, abs=1.5)
 
 
 def test_gives_up_on_a_hopeless_drafter_but_probes():
     """Nothing is ever accepted: plain steps, with a short probe now and then, ever more rarely."""
-    lengths = play(Adaptive(flat(1.0), flat(0.2)), 0.0, 300)
+    lengths = play(Adaptive(RoundCosts(flat(1.0), flat(0.2))), 0.0, 300)
     late = lengths[100:]
     assert set(late) == {0, 1}
     assert 1 <= late.count(1) <= 6
@@ -64,32 +65,32 @@ def test_gives_up_on_a_hopeless_drafter_but_probes():
 
 def test_recovers_when_acceptance_changes_halfway():
     """The text turns easy: probing finds out, and drafting resumes."""
-    controller = Adaptive(flat(1.0), flat(0.2))
+    controller = Adaptive(RoundCosts(flat(1.0), flat(0.2)))
     assert mean(play(controller, 0.0, 60)[30:]) < 0.5
     assert mean(play(controller, 0.95, 300)[200:]) > 3
 
 
 def test_backs_off_when_acceptance_falls_halfway():
-    controller = Adaptive(flat(1.0), flat(0.2))
+    controller = Adaptive(RoundCosts(flat(1.0), flat(0.2)))
     assert mean(play(controller, 0.95, 100)[50:]) > 3
     assert mean(play(controller, 0.05, 100)[50:]) < 0.5
 
 
 def test_steep_verification_shortens_drafts():
     """Where every further row costs, fewer tokens are drafted than where rows are free."""
-    cheap = play(Adaptive(flat(1.0), flat(0.05)), 0.8, 200)
-    dear = play(Adaptive(lambda n: 1.0 + 0.3 * n, flat(0.05)), 0.8, 200)
+    cheap = play(Adaptive(RoundCosts(flat(1.0), flat(0.05))), 0.8, 200)
+    dear = play(Adaptive(RoundCosts(lambda n: 1.0 + 0.3 * n, flat(0.05))), 0.8, 200)
     assert mean(dear[50:]) < mean(cheap[50:]) / 2
 
 
 def test_free_drafts_are_long():
     """n-gram drafts cost nothing, and verification is flat: as long as allowed."""
-    assert mean(play(Adaptive(flat(1.0), flat(0.0), longest=8), 0.95, 200)[50:]) > 7
+    assert mean(play(Adaptive(RoundCosts(flat(1.0), flat(0.0)), longest=8), 0.95, 200)[50:]) > 7
 
 
 def test_same_costs_and_outcomes_same_lengths():
     """A pure function: two controllers that saw the same choose the same."""
-    one, other = (play(Adaptive(lambda n: 1 + 0.05 * n, flat(0.1)), 0.7, 200, seed=3) for _ in range(2))
+    one, other = (play(Adaptive(RoundCosts(lambda n: 1 + 0.05 * n, flat(0.1))), 0.7, 200, seed=3) for _ in range(2))
     assert one == other
 
 
@@ -104,7 +105,7 @@ def milliseconds(controller, alpha, tokens, seed, target=POCKET_TARGET, draft=PO
     """What a run of so many tokens takes when each drafted token is accepted with chance alpha."""
     chance, spent, written, behind = random.Random(seed), 0.0, 0, 0
     while written < tokens:
-        length = min(controller.next(), tokens - written - 1)
+        length = min(controller.next([]), tokens - written - 1)
         accepted = next((i for i in range(length) if chance.random() >= alpha), length)
         outcomes = ["accepted"] * accepted + ["rejected"] * (accepted < length)
         outcomes += ["ignored"] * (length - len(outcomes))
@@ -129,7 +130,10 @@ def test_a_draft_that_does_not_match_costs_little(alpha, dearer):
 
     for tokens in (128, 400):
         plain = tokens * POCKET_TARGET(1)
-        spent = [milliseconds(Adaptive(POCKET_TARGET, draft), alpha, tokens, seed, draft=draft) for seed in range(8)]
+        spent = [
+            milliseconds(Adaptive(RoundCosts(POCKET_TARGET, draft)), alpha, tokens, seed, draft=draft)
+            for seed in range(8)
+        ]
         assert plain / max(spent) >= 0.95
 
 
@@ -142,28 +146,88 @@ def test_auto_is_near_the_best_fixed_length(alpha):
 
     fixed = [time_of(lambda length=length: Fixed(length)) for length in (1, 2, 3, 4, 5, 6, 8, 11, 15)]
     best = min(*fixed, 256 * POCKET_TARGET(1))
-    assert best / time_of(lambda: Adaptive(POCKET_TARGET, POCKET_DRAFT)) >= 0.95
+    assert best / time_of(lambda: Adaptive(RoundCosts(POCKET_TARGET, POCKET_DRAFT))) >= 0.95
 
 
 def test_what_was_not_judged_teaches_nothing():
     """Ignored tokens neither raise nor lower the estimate."""
-    one, other = Adaptive(flat(1.0), flat(0.1)), Adaptive(flat(1.0), flat(0.1))
+    one, other = Adaptive(RoundCosts(flat(1.0), flat(0.1))), Adaptive(RoundCosts(flat(1.0), flat(0.1)))
     rejected, ignored = Token(1, "", "rejected"), Token(1, "", "ignored", parent=0)
     for _ in range(5):
         one.observe(Round(0, [rejected]))
         other.observe(Round(0, [rejected, ignored]))
-        assert one.next() == other.next()
+        assert one.next([]) == other.next([])
+
+
+def test_two_sources_are_told_apart():
+    """A text that repeats itself and a draft that never hits: the n-gram's drafts are long and the model's none,
+    though together they are accepted about half the time; and the other way round."""
+    context: list[int] = [0]
+    found: list[int] = []
+    dear = RoundCosts(lambda n: 1 + 0.02 * n, flat(0.2))
+    for ngram_hits in (True, False):
+        chosen = AdaptiveSource(lambda context, length: list(found), Adaptive(RoundCosts(dear.target)), Adaptive(dear))
+        lengths = {"ngram": [], "model": []}
+        for index in range(200):
+            found[:] = [5] * 16 if index % 2 else []
+            length = chosen.next(context)
+            source = chosen.source()
+            lengths[source].append(length)
+            hits = ngram_hits == (source == "ngram")
+            kept = [Token(5 if source == "ngram" else 6, "", "accepted") for _ in range(length)] if hits else []
+            missed = [Token(7, "", "rejected" if not i else "ignored") for i in range(length)] if not hits else []
+            emitted = Token(5 if ngram_hits and found else 6, "", "bonus")
+            chosen.observe(Round(index, kept + missed, emitted))
+        if ngram_hits:
+            assert mean(lengths["ngram"][20:]) > 10
+            assert mean(lengths["model"][40:]) < 0.2
+        else:
+            assert mean(lengths["model"][40:]) > 8
+            assert len(lengths["ngram"]) < 10
+
+
+def test_a_model_is_charged_for_what_ngrams_wrote_without_it():
+    """It reads what it missed before it drafts again: where that costs more than a plain step saves, it does not."""
+    read = []
+    costs = RoundCosts(flat(1.0), lambda n: read.append(n) or 0.1)
+    model = Adaptive(costs)
+    tokens = [Token(1, "", "accepted") for _ in range(6)]
+    model.pass_over(Round(0, tokens, Token(1, "", "bonus")))
+    read.clear()
+    model.next([])
+    assert 1 + 7 in read
+
+
+@pytest.mark.parametrize("alpha, drafts", [(0.9, True), (0.05, False)])
+def test_a_tree_falls_back_to_a_chain_and_to_plain(alpha, drafts):
+    """Where a second sibling is never the one, and each row of a pass costs: a chain, or nothing but probes."""
+    shape = AdaptiveShape(RoundCosts(lambda n: 1 + 0.1 * n, flat(0.1)))
+    chance, lengths = random.Random(1), []
+    for index in range(300):
+        lengths.append(shape.next([]))
+        accepted = next((i for i in range(lengths[-1]) if chance.random() >= alpha), lengths[-1])
+        drafted, parent = [], None
+        for depth, width in enumerate(shape()[: lengths[-1]]):
+            outcome = "accepted" if depth < accepted else "rejected" if depth == accepted else "ignored"
+            siblings = [outcome, *["ignored" if outcome == "accepted" else outcome] * (width - 1)]
+            drafted += [Token(i, "", each, parent=parent) for i, each in enumerate(siblings)]
+            parent = len(drafted) - width
+        shape.observe(Round(index, drafted, Token(1, "", "bonus")))
+    if drafts:
+        assert set(shape()) == {1} and mean(lengths[100:]) > 2
+    else:
+        assert set(lengths[100:]) <= {0, 1} and 0 < mean(lengths[100:]) < 0.1
 
 
 def test_tree_grows_wide_where_second_guesses_are_right():
     """The shape follows the acceptance by rank: wide where the second sibling is often the one, else a chain."""
 
     def shape_after(outcomes: list[str]) -> tuple[int, ...]:
-        shape = AdaptiveShape(lambda n: 1 + 0.02 * n, lambda n: 0.1)
+        shape = AdaptiveShape(RoundCosts(lambda n: 1 + 0.02 * n, lambda n: 0.1))
         for index in range(60):
             siblings = [Token(i, "", outcome) for i, outcome in enumerate(outcomes)]
             shape.observe(Round(index, siblings))
-        shape.next()
+        shape.next([])
         return shape()
 
     second_is_right = shape_after(["rejected", "accepted", "ignored"])

@@ -1,12 +1,16 @@
 """Which layer early exit leaves after, where nobody says."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 from core.costs import CostTable
+from core.drafting.build import build_drafter
 from core.drafting.model import exit_layer, measure_exit_layer
 from core.errors import UserError
 from core.loading.model import Model
+from core.records import Round, Settings, Token
 from core.runners.dynamic import DynamicRunner
 
 
@@ -33,17 +37,56 @@ def target(pair):
             value.copy_(state[name])
 
 
-def test_the_exit_that_agrees_is_chosen(pair, target):
+@pytest.fixture
+def timed(monkeypatch):
+    """Sets what is timed of an exit: seconds of a drafted token by its layers, and of checking n tokens."""
+
+    def set_times(drafting, checking=lambda layers, n: 1.0):
+        def time_exit(runner, layers, context, repeats, lengths):
+            verify = CostTable({n: 1.0 if n == 1 else checking(layers, n) for n in lengths})
+            return verify, CostTable({1: drafting(layers)}, drafting(layers))
+
+        monkeypatch.setattr("core.drafting.model.time_exit", time_exit)
+        monkeypatch.setattr("core.loading.model.time_exit", time_exit)
+
+    set_times(lambda layers: layers / 4)
+    return set_times
+
+
+def test_the_exit_that_agrees_is_chosen(pair, target, timed):
     """Of four layers the last two do nothing: leaving after two agrees always, after one seldom."""
     idle_after(pair, 2)
     assert measure_exit_layer(target) == 2
 
 
-def test_the_cheaper_of_two_that_agree(pair, target):
+def test_the_cheaper_of_two_that_agree(pair, target, timed):
     """If everything past the first layer does nothing, the first is as good and costs half."""
     idle_after(pair, 1)
     assert exit_layer(target, None) == 1
     assert target.exit_layer == 1  # measured once
+
+
+def test_what_is_timed_decides_not_the_share_of_layers(pair, target, timed):
+    """Both exits agree, and the later one is the cheaper: its pass costs the same, most of it the head, and leaves
+    less to the full pass, which resumes from it."""
+    idle_after(pair, 1)
+    timed(lambda layers: 0.3, lambda layers, n: 1.0 - layers / 4)
+    assert exit_layer(target, None) == 2
+
+
+@pytest.mark.parametrize("drafting, first", [(2.0, 0), (0.01, 16)])
+def test_the_draft_length_follows_what_is_timed(pair, timed, monkeypatch, drafting, first):
+    """A view that costs two passes, head and all, is not drafted from; one that costs nearly nothing as long as can
+    be."""
+    monkeypatch.setattr(pair.target, "exits", {})
+    timed(lambda layers: drafting)
+    settings = Settings(method="early-exit", exit_layer=1)
+    with ExitStack() as resources, pair.target.lease() as runner:
+        _, controller = build_drafter(pair, runner, settings, resources)
+    for _ in range(20):
+        accepted = Token(1, "", "accepted")
+        controller.observe(Round(0, [accepted], Token(1, "", "bonus")) if first else Round(0, [], None))
+    assert controller.next([]) == first
 
 
 def test_the_one_asked_for(target):

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 from drafters import DRAFTS, METHODS, TARGET, make_drafter
-from lookup import BLOCK, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value
+from lookup import BLOCK, CPU, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value
 from tiny import random_model
 
+from core.costs.rounds import RoundCosts
 from core.decoding import take_step
-from core.drafting.length import Adaptive
+from core.drafting.length import Adaptive, AdaptiveSource
 from core.drafting.model import ModelDrafter
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter
 from core.runners.dynamic import DynamicRunner
 from core.sampling import Sampling, Uniforms
@@ -71,16 +73,29 @@ def test_choosing_the_length_from_outcomes_keeps_the_law(draft):
     sampling = Sampling(1.0)
     target = LookupRunner(TARGET)
     drafter = make_drafter("draft", target, DRAFTS[draft], sampling)
-    adaptive = Adaptive(lambda n: 1 + 0.1 * n, lambda n: 0.2 * n, longest=4)
+    adaptive = Adaptive(RoundCosts(lambda n: 1 + 0.1 * n, lambda n: 0.2 * n), longest=4)
     run = decode(target, drafter, sampling, adaptive, DRAWS * BLOCK, seed=1)
     assert len({len(r.drafted) for r in run.rounds}) > 1
+    assert p_value(count_blocks(run.token_ids), block_law(TARGET, sampling)) > THRESHOLD
+
+
+def test_choosing_between_two_sources_keeps_the_law():
+    """And where an n-gram or a model drafts, by what either has hit."""
+    sampling = Sampling(1.0)
+    ngram, model = NgramDrafter(CPU), ModelDrafter(LookupRunner(DRAFTS["similar"]), sampling)
+    costs = RoundCosts(lambda n: 1 + 0.02 * n, lambda n: 0.1 * n)
+    chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target), longest=4), Adaptive(costs, longest=4))
+    sources = []
+    drafter = CombinedDrafter(ngram, model, lambda: sources.append(chosen.source()) or sources[-1])
+    run = decode(LookupRunner(TARGET), drafter, sampling, chosen, DRAWS * BLOCK, seed=1)
+    assert set(sources) == {"ngram", "model"}
     assert p_value(count_blocks(run.token_ids), block_law(TARGET, sampling)) > THRESHOLD
 
 
 def test_choosing_the_tree_from_outcomes_keeps_the_law():
     """The same for the shape of a tree."""
     sampling = Sampling(1.0)
-    shape = AdaptiveShape(lambda n: 1 + 0.05 * n, lambda n: 0.2)
+    shape = AdaptiveShape(RoundCosts(lambda n: 1 + 0.05 * n, lambda n: 0.2))
     drafter = TreeDrafter(LookupRunner(DRAFTS["similar"]), sampling, shape)
     run = decode(LookupRunner(TARGET), drafter, sampling, shape, 8_000 * BLOCK, seed=1)
     assert len({len(r.drafted) for r in run.rounds}) > 1

@@ -8,7 +8,8 @@ import pytest
 
 from core.cli import main
 from core.costs import CURVE, describe_costs
-from core.costs.formulas import honest, leviathan, rule_of_thumb
+from core.costs.formulas import leviathan, rule_of_thumb
+from core.costs.rounds import RoundCosts
 from core.errors import UserError
 from core.measuring.report import describe_best, describe_positions, describe_prediction, report
 from core.measuring.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
@@ -143,7 +144,7 @@ def test_rounds_that_propose_nothing_are_plain_steps_in_the_prediction():
     )
     basis = _basis({4: {(0, 0): half}}, {(0, 0): idle})
     assert basis.drafting == pytest.approx(0.5, abs=1e-3)
-    always = honest(len(drafting.token_ids) / 2000, 4, curve, 0.0)
+    always = RoundCosts(curve).speed_up(len(drafting.token_ids) / 2000, 4)
     predicted = _predict(4, basis, curve)["honest"]
     assert predicted == pytest.approx(len(half.token_ids) / 4000, rel=1e-3)
     assert predicted < always

@@ -6,10 +6,10 @@ from core.costs.formulas import (
     best_length,
     expected_tokens,
     expected_tokens_by_position,
-    honest,
     leviathan,
     rule_of_thumb,
 )
+from core.costs.rounds import RoundCosts
 
 
 @pytest.mark.parametrize("alpha, c, gamma, speedup", [(0.8, 0.1, 6, 2.47), (0.8, 0.3, 3, 1.55), (0.6, 0.2, 2, 1.40)])
@@ -45,13 +45,13 @@ def test_independent_positions_agree_with_the_general_sum():
 
 def test_honest_is_leviathan_where_verifying_costs_one_pass():
     """Theorem 3.8 assumes t(γ+1) = t(1)."""
-    flat = honest(expected_tokens(0.8, 6), 6, lambda n: 1.0, 0.1)
+    flat = RoundCosts(lambda n: 1.0, lambda n: 0.1).speed_up(expected_tokens(0.8, 6), 6)
     assert flat == pytest.approx(leviathan(0.8, 6, 0.1))
 
 
 def test_honest_says_no_where_verification_is_dear():
     """With a cost that climbs with the rows, high acceptance does not help."""
-    assert honest(expected_tokens(0.8, 6), 6, lambda n: float(n), 0.1) < 1
+    assert RoundCosts(float, lambda n: 0.1).speed_up(expected_tokens(0.8, 6), 6) < 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""What a round costs by what it drafts, and the speed-up that follows: the one cost model.
+
+The controllers choose by it, early exit chooses its layer by it, and the bench and the sweep promise by it, so that a
+choice and the promise it is held against cannot differ in what they count. Seconds come from `core.costs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from core.costs import CostTable
+from core.costs.formulas import expected_tokens_by_position
+from core.records import Round, accepted_by_position
+
+Seconds = Callable[[int], float]
+"""Time of one pass over n tokens."""
+Shape = tuple[int, ...]
+"""Children of every node by depth: (4, 2, 1) is four first tokens, two continuations of each, one of each of those."""
+
+
+def count_nodes(shape: Shape) -> int:
+    return sum(prod(shape[: depth + 1]) for depth in range(len(shape)))
+
+
+def free(n: int) -> float:
+    """Of a drafter without a model."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Seconds of the rounds of one drafter.
+
+    `target`: the target's pass over n tokens as it stands in a round: one is a plain step, n behind n - 1 drafted.
+    `draft`: the drafter's first pass of a round, over the newest token and those it missed; `following`: its pass over
+    one token right behind another of its own (without it, draft(1)). `overhead`: what any round takes beside its
+    passes. `catches_up`: whether tokens that others drafted, or nobody, are still to be read by the drafter.
+    """
+
+    target: Seconds
+    draft: Seconds = free
+    following: float | None = None
+    overhead: float = 0.0
+    catches_up: bool = True
+
+    @property
+    def plain(self) -> float:
+        """Of a step without a draft."""
+        return self.target(1) + self.overhead
+
+    @property
+    def step(self) -> float:
+        """Of one more token of a chain."""
+        return self.draft(1) if self.following is None else self.following
+
+    def chain(self, length: int, behind: int = 0) -> float:
+        """Of a round that drafts `length` tokens one by one, the drafter being `behind` tokens late."""
+        if not length:
+            return self.plain
+        drafting = self.draft(1) + self.late(behind) + (length - 1) * self.step
+        return drafting + self.target(length + 1) + self.overhead
+
+    def tree(self, shape: Shape, behind: int = 0) -> float:
+        """Of a round that drafts a tree: a pass of the drafter for each level, over the tree so far. A tree that does
+        not branch is drafted as the chain it is."""
+        if set(shape) <= {1}:
+            return self.chain(len(shape), behind)
+        levels = [count_nodes(shape[:depth]) for depth in range(1, len(shape) + 1)]
+        warm = self.step - self.draft(1)
+        drafting = self.draft(1) + self.late(behind) + sum(self.draft(nodes) + warm for nodes in levels[:-1])
+        return drafting + self.target(levels[-1] + 1) + self.overhead
+
+    def late(self, behind: int) -> float:
+        """What reading `behind` missed tokens adds to the drafter's first pass."""
+        return self.draft(1 + behind) - self.draft(1) if behind and self.catches_up else 0.0
+
+    def speed_up(self, expected: float, length: int, share: float = 1.0) -> float:
+        """Over plain decoding, with `expected` tokens from a round that drafts `length`: the honest formula,
+        E · t(1) / (γ·t_draft + t(γ+1) + overhead), overhead also on a plain step. Of the rounds a `share` drafts, the
+        others are plain steps."""
+        tokens = share * expected + (1 - share)
+        return tokens * self.plain / (share * self.chain(length) + (1 - share) * self.plain)
+
+
+def exit_costs(verify: CostTable, draft: CostTable) -> RoundCosts:
+    """Of early exit, from `core.costs.time_exit`: where the target has been, its first layers have been too."""
+    return RoundCosts(verify, draft, draft.following, catches_up=False)
+
+
+def missed(round_: Round, behind: int, drafted: bool = True) -> int:
+    """How many tokens a drafter of chains is late after a round, `behind` before it; `drafted`: by it."""
+    if not (drafted and round_.drafted):
+        return behind + len(round_.kept)
+    # After full acceptance it has not fed its own last token.
+    return int(all(token.outcome == "accepted" for token in round_.drafted))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What measured costs and acceptance allow a run: its rounds would yield `tokens` and take `seconds`, overhead
+    apart; `step` is the seconds of a plain pass."""
+
+    tokens: float
+    seconds: float
+    rounds: int
+    step: float
+
+    def ratio(self, overhead: float = 0.0) -> float:
+        """Speed-up over plain decoding; `overhead` is what a round costs beside its passes."""
+        return self.tokens * (self.step + overhead) / (self.seconds + self.rounds * overhead)
+
+
+def promise(rounds: Sequence[Round], costs: RoundCosts) -> Promise:
+    """`RoundCosts.speed_up` for the draft lengths a run of chains used, which may differ from round to round: every
+    round is charged for its passes, the drafter's catching-up included, and credited 1 + Σ aᵢ over the positions it
+    drafted."""
+    reached = accepted_by_position(list(rounds))
+    tokens = seconds = 0.0
+    behind = 0
+    for round_ in rounds:
+        drafted = len(round_.drafted)
+        tokens += expected_tokens_by_position(reached, drafted)
+        seconds += costs.chain(drafted, behind) - costs.overhead
+        behind = missed(round_, behind)
+    return Promise(tokens, seconds, len(rounds), costs.target(1))

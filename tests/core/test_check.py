@@ -1,0 +1,103 @@
+"""The check of a runner against transformers' own forward: faults that the first tokens of a text do not show."""
+
+import pytest
+import torch
+from tiny import KINDS, VOCABULARY, random_model, target_of, target_runner
+
+from core.loading.model import Model
+from core.runners import fused, static_cache
+from core.runners.check import unlike
+from core.runners.dynamic import DynamicRunner
+from core.runners.fused import FusedRunner
+from core.runners.graph import why_not_static
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_passes(kind):
+    assert unlike(DynamicRunner(target_of(kind), VOCABULARY), target_runner(kind), VOCABULARY) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rounding_passes(dtype):
+    """In every precision; and what is chosen for a new model is the fused forward."""
+    network = random_model("llama", 5, dtype=dtype)
+    assert Model("m", network, None, "", frozenset(), 64, VOCABULARY).runner_kind == "fused"
+
+
+class AtZero(FusedRunner):
+    """Forgets where the pass starts: right for the first tokens alone."""
+
+    def __init__(self, network, vocab_size, capacity=64):
+        super().__init__(network, vocab_size, capacity=64)
+
+    def through(self, first, last, hidden, start, parents):
+        cos, sin = self._cos, self._sin
+        self._cos, self._sin = (torch.cat([table[:1].expand(start, -1, -1), table]) for table in (cos, sin))
+        try:
+            return super().through(first, last, hidden, start, parents)
+        finally:
+            self._cos, self._sin = cos, sin
+
+
+class BlindToTrees(FusedRunner):
+    """Takes a tree for a chain."""
+
+    def feed(self, ids, parents=None, *, rows=None):
+        return super().feed(ids, rows=rows)
+
+
+class KeepsTheFirst(FusedRunner):
+    """Of a tree it keeps the first nodes, whatever the path."""
+
+    def keep(self, path):
+        super().keep(range(len(path)))
+
+
+class NeverForgets(FusedRunner):
+    def truncate(self, length):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (AtZero, "a second chunk of a prompt"),
+        (NeverForgets, "a token after a roll back"),
+        (BlindToTrees, "a tree"),
+        (KeepsTheFirst, "the text after a tree"),
+    ],
+)
+def test_faults_past_the_first_tokens_are_found(fault, where, monkeypatch):
+    """And the model then runs on transformers' own forward, with the reason in words."""
+    monkeypatch.setattr("core.loading.model.FusedRunner", fault)
+    network = random_model("llama", 5, dtype=torch.float32)
+    model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
+    assert model.runner_kind == f"dynamic (the fused forward changes the model's answers, at {where})"
+    with model.lease() as runner:
+        assert isinstance(runner, DynamicRunner)
+
+
+def test_a_small_error_is_found():
+    """A thousandth of every logit, in float32: far above rounding."""
+
+    class Off(FusedRunner):
+        def feed(self, ids, parents=None, *, rows=None):
+            return super().feed(ids, parents, rows=rows) * 1.001
+
+    network = random_model("llama", 5, dtype=torch.float32)
+    ours = Off(fused.FusedNetwork(network), VOCABULARY)
+    assert unlike(DynamicRunner(network, VOCABULARY), ours, VOCABULARY) == "the first tokens of a text"
+
+
+def test_a_static_cache_that_misplaces_a_second_feed_is_refused(monkeypatch):
+    """As every pass from position 0 would be right."""
+    run = static_cache.run_pass
+
+    def at_zero(network, store, inputs, rows):
+        inputs.depth = inputs.depth - (store.window.start if inputs.within is None else 0)
+        return run(network, store, inputs, rows)
+
+    monkeypatch.setattr("core.runners.graph.run_pass", at_zero)
+    assert why_not_static(target_of("llama")) == (
+        "a static cache changes the model's answers, at a second chunk of a prompt"
+    )

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from core.errors import Cancelled, UserError
 from core.loading.model import Model
+from core.loading.pair import special_ids
 from core.progress import Stop
 from core.records import Settings
 from core.text import encode_prompt, fill_template
@@ -30,6 +31,8 @@ TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
 LIKELIEST = 64
 """Answers are drawn among so many tokens, prompts from the likeliest that hold NUCLEUS of the probability."""
 NUCLEUS = 0.95
+ATTEMPTS = 20
+"""At as many prompts as a block needs, before a target is taken for one that cannot write them."""
 MARKER = "\ue000"
 
 
@@ -63,7 +66,7 @@ def write_block(target: Model, index: int, seed: int, prompts: Sequence[str] | N
         )
     room = min(ANSWER_TOKENS, target.context_length - longest)
     turns = len(prompts) if prompts else 1
-    temperatures = [TEMPERATURES[((first + i) // turns + (first + i)) % len(TEMPERATURES)] for i in range(len(opened))]
+    temperatures = [TEMPERATURES[(i % turns + i // turns) % len(TEMPERATURES)] for i in range(first, first + size)]
     answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop)
     return [
         Dialogue(prompt + answer, len(prompt), temperature)
@@ -79,13 +82,15 @@ def own_prompts(target: Model, size: int, generator: torch.Generator, stop: Stop
         return [opening + ids for ids in begun]
     before, after = user_turn(target)
     ends = target.stop_ids | {after[0]}
+    special = special_ids(target.tokenizer)
     found: list[list[int]] = []
-    while len(found) < size:
-        wanted = [before] * size
-        for ids in sample(target, wanted, [1.0] * size, PROMPT_TOKENS, ends, generator, stop, NUCLEUS):
-            if len(ids) > 1 and ids[-1] in ends:
+    for _ in range(ATTEMPTS):
+        for ids in sample(target, [before] * size, [1.0] * size, PROMPT_TOKENS, ends, generator, stop, NUCLEUS):
+            if len(ids) > 1 and ids[-1] in ends and special.isdisjoint(ids[:-1]):
                 found.append([*before, *ids[:-1], *after])
-    return found[:size]
+        if len(found) >= size:
+            return found[:size]
+    raise UserError(f"{target.name} writes hardly any prompts that end; give it prompts to answer.")
 
 
 def user_turn(target: Model) -> tuple[list[int], list[int]]:

@@ -31,6 +31,9 @@ def card(target: str, config: HeadConfig, plan: Plan, standing: Standing, folder
         f"| {i + 1} | {share:.3f} | {share / before if before else 0:.3f} |"
         for i, (share, before) in enumerate(zip(standing.agreement, [1.0, *standing.agreement]))
     )
+    overlap = (
+        f" At temperature 1, Σ min(p, q) at the first position is {standing.overlap:.3f}." if standing.overlap else ""
+    )
     return f"""# A draft head for {target}
 
 An EAGLE-3 head ({size:.1f} MB in bf16): one block of {config.hidden_size}, {config.heads} heads over {config.kv_heads}
@@ -58,6 +61,5 @@ this position are all the target's own choice.
 | --- | --- | --- |
 {rows}
 
-Tokens per target pass that follow: {standing.tokens_per_pass or 1:.2f}. At temperature 1, Σ min(p, q) at the first
-position is {standing.overlap or 0:.3f}.
+Tokens per target pass that follow: {standing.tokens_per_pass or 1:.2f}.{overlap}
 """

@@ -63,7 +63,8 @@ class Plan:
 @dataclass
 class Standing:
     """How far a head is. `visits`: answer tokens learnt from, each time counted; `agreement[i]`: on held-out answers,
-    the share of drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first."""
+    the share of greedy drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first
+    token, which is what is accepted of it at temperature 1. None, and empty, before the first evaluation."""
 
     doing: str = "writing"
     seconds: float = 0.0
@@ -254,10 +255,18 @@ class Trainer:
         return batches
 
     def _evaluate(self) -> None:
-        held = sorted(self._pool.held_out()[:HELD_OUT_SHOWN], key=lambda entry: entry.rows)
-        groups = grouped([entry.rows for entry in held], ROWS)
-        batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
-        self.standing.agreement, self.standing.overlap = agreement(self.head, self._embedding(), batches, SHOWN_STEPS)
+        """Agreement on held-out texts written greedily, where the target's choices are the text; overlap on those
+        written at temperature 1."""
+        for temperature in (0.0, 1.0):
+            held = [entry for entry in self._pool.held_out() if entry.temperature == temperature][:HELD_OUT_SHOWN]
+            held.sort(key=lambda entry: entry.rows)
+            groups = grouped([entry.rows for entry in held], ROWS)
+            batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
+            shares, overlap = agreement(self.head, self._embedding(), batches, SHOWN_STEPS)
+            if held and temperature == 0:
+                self.standing.agreement = shares
+            elif held:
+                self.standing.overlap = overlap
 
     def _embedding(self) -> Tensor:
         network: Any = self.target.network

@@ -10,17 +10,16 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from core.cli.shared import Commands, positive, say
+from core.cli.shared import Commands, add_settings, positive, say, settings_of
 from core.errors import UserError
 from core.progress import Stop, console
-from core.records import POCKET_NAME
+from core.settings import POCKET_NAME
 
 
 def add(commands: Commands) -> None:
     train = commands.add_parser("train-head", help="train an EAGLE-3 head on what the target itself writes")
-    train.add_argument("--target", metavar="ID_OR_DIR", default=POCKET_NAME, help="without it, the bundled pair's")
+    add_settings(train, "target", "device")
     train.add_argument("--out", metavar="DIR", required=True, help="the head's folder; holds the training, too")
-    train.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
     limit = train.add_mutually_exclusive_group()
     limit.add_argument("--hours", type=float, metavar="H", help="without a limit it trains until it is interrupted")
     limit.add_argument("--tokens", type=int, metavar="N", help="answer tokens to learn from, each time counted")
@@ -45,7 +44,9 @@ def run_train(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder for the head.")
-    target = load_model(arguments.target, resolve_device(arguments.device), "bf16", progress=console())
+    settings = settings_of(arguments)
+    device = resolve_device(settings.device)
+    target = load_model(settings.target or POCKET_NAME, device, "bf16", progress=console())
     trainer = Trainer(target, out, Plan(tokens, seconds, prompts), arguments.resume)
     with interruptible() as stop:
         for standing in trainer.run(stop):

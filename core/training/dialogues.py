@@ -18,7 +18,7 @@ from core.errors import Cancelled, UserError
 from core.loading.model import Model
 from core.loading.pair import special_ids
 from core.progress import Stop
-from core.records import Settings
+from core.settings import Settings
 from core.text import encode_prompt, fill_template
 
 BLOCK = 64

@@ -9,11 +9,11 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from core.cli import generate, inspect, measure
+from core.cli import generate, inspect, measure, train
 from core.cli.shared import Parser, say
 from core.errors import UserError
 
-GROUPS = (generate, measure, inspect)
+GROUPS = (generate, measure, inspect, train)
 DESCRIPTION = "The command line: python -m core COMMAND. Exit status 0 done, 2 bad input, 1 a fault of ours."
 
 

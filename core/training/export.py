@@ -1,0 +1,65 @@
+"""A trained head as a folder: weights and config in the original EAGLE-3 format, and a card that says how it was made.
+
+vLLM, SGLang and vLLM's speculators read the folder; the target's embeddings are not in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core.heads.checkpoint import save_head
+from core.heads.network import HeadConfig
+from core.training.loop import MATRIX_RATE, OTHER_RATE, STEPS, Plan, Standing, Trainer
+from core.training.unroll import STEP_WEIGHT
+
+
+def export(trainer: Trainer, folder: Path) -> None:
+    """Write config.json, model.safetensors (bf16) and README.md into `folder`."""
+    target = trainer.target.name
+    save_head(trainer.head, folder, target=target)
+    (folder / "README.md").write_text(
+        card(target, trainer.config, trainer.plan, trainer.standing, folder), encoding="utf-8"
+    )
+
+
+def card(target: str, config: HeadConfig, plan: Plan, standing: Standing, folder: Path) -> str:
+    """The card of a head, every figure from its training."""
+    data = "prompts of a person's own" if plan.prompts else "prompts it wrote itself"
+    layers = ", ".join(map(str, config.aux_layers))
+    size = (folder / "model.safetensors").stat().st_size / 1e6
+    rows = "\n".join(
+        f"| {i + 1} | {share:.3f} | {share / before if before else 0:.3f} |"
+        for i, (share, before) in enumerate(zip(standing.agreement, [1.0, *standing.agreement]))
+    )
+    overlap = (
+        f" At temperature 1, Σ min(p, q) at the first position is {standing.overlap:.3f}." if standing.overlap else ""
+    )
+    return f"""# A draft head for {target}
+
+An EAGLE-3 head ({size:.1f} MB in bf16): one block of {config.hidden_size}, {config.heads} heads over {config.kv_heads}
+keys, an MLP of {config.intermediate_size}, {config.draft_vocab_size:,} draft tokens. It reads the hidden states at the
+target's layers {layers} (what enters the block of that number).
+
+    python -m core generate --target {target} --draft THIS_FOLDER --method head --prompt "…"
+    vllm serve TARGET --speculative-config '{{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}}'
+
+## How it was made
+
+`python -m core train-head`: {standing.answer_tokens:,} answer tokens in {standing.dialogues:,} texts that the target
+wrote at temperatures 0, 0.6 and 1 on {data}; every 25th text held out. {standing.visits:,} answer tokens were learnt
+from, each time counted, in {standing.seconds / 3600:.2f} hours with the writing. {STEPS} passes unrolled, pass i
+weighing {STEP_WEIGHT}^i, cross-entropy against the target's distribution over the draft vocabulary; Muon at
+{MATRIX_RATE} for the matrices of the block, AdamW at {OTHER_RATE} for the rest; the block began as the target's last.
+What is exported is the running average of the weights.
+
+## On held-out texts
+
+Teacher-forced and greedy, in the precision it was trained in. *Accepted so far*: the share of drafts whose tokens up to
+this position are all the target's own choice.
+
+| position | accepted so far | of those that got there |
+| --- | --- | --- |
+{rows}
+
+Tokens per target pass that follow: {standing.tokens_per_pass or 1:.2f}.{overlap}
+"""

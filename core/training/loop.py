@@ -1,0 +1,324 @@
+"""Train for as long as one likes: write dialogues, learn from them, tell how far the head is; stop and go on at will.
+
+The target writes a block whenever the head has seen what there is EPOCHS times. Everything needed to go on lies in the
+folder `training` of the output: the dialogues with their features, and a state of the head and its optimisers.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.errors import Cancelled, UserError
+from core.heads.network import HeadNetwork
+from core.loading.model import Model
+from core.progress import Stop, never
+from core.training.dialogues import BLOCK, Dialogue, write_block
+from core.training.pool import Batch, Entry, Pool, grouped
+from core.training.start import config_for, frequent_ids, new_head
+from core.training.unroll import agreement, loss_of
+
+STEPS = 3
+"""Passes unrolled: drafts of more tokens run the last of them on."""
+SHOWN_STEPS = 5
+"""Positions of a draft whose acceptance is told."""
+EPOCHS = 4
+FIRST_BLOCKS = 2
+"""Written before the head's vocabulary is chosen and the first step made."""
+ROWS = 1536
+"""Of a batch."""
+MATRIX_RATE, OTHER_RATE = 0.03, 1e-3
+WARM_UP = 30
+FALL = 0.5
+"""The share of a limited run over which the rates fall to nothing."""
+AVERAGE = 0.99
+SECONDS_BETWEEN_EVALUATIONS = 20.0
+SECONDS_BETWEEN_SAVES = 60.0
+HELD_OUT_SHOWN = 64
+MOST_BYTES = 40 * 10**9
+"""Of features on the disk; from there on the head learns from what there is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train: `tokens` answer tokens (each time one is seen counts), or `seconds`, or until stopped.
+    `prompts`: a person's own, else the target writes them."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+    prompts: Sequence[str] | None = None
+    seed: int = 0
+
+
+@dataclass
+class Standing:
+    """How far a head is. `visits`: answer tokens learnt from, each time counted; `agreement[i]`: on held-out answers,
+    the share of greedy drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first
+    token, which is what is accepted of it at temperature 1. None, and empty, before the first evaluation."""
+
+    doing: str = "writing"
+    seconds: float = 0.0
+    dialogues: int = 0
+    answer_tokens: int = 0
+    steps: int = 0
+    visits: int = 0
+    loss: float | None = None
+    agreement: list[float] = field(default_factory=list)
+    overlap: float | None = None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """What greedy chains of SHOWN_STEPS would give: 1 + Σ agreement."""
+        return 1 + sum(self.agreement) if self.agreement else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens_per_pass": self.tokens_per_pass}
+
+
+class Trainer:
+    """A head in training. `run()` yields a Standing after every change worth showing; `head` is what to draft with.
+
+    Raises UserError where the folder holds a training that was not asked for, or none that was."""
+
+    def __init__(self, target: Model, folder: Path, plan: Plan, resume: bool = False) -> None:
+        self.target, self.plan = target, plan
+        self.config = config_for(target)
+        self.standing = Standing()
+        self._folder = folder / "training"
+        if self._folder.exists() and not resume:
+            raise UserError(f"{folder} holds a training already; go on with --resume, or name another folder.")
+        if resume and not self._folder.exists():
+            raise UserError(f"{folder} holds no training to resume.")
+        self._same_target()
+        self._pool = Pool(self._folder, self.config.feature_width, self.config.draft_vocab_size)
+        self._written: dict[int, list[Dialogue]] = {}
+        self._blocks = 0
+        """Blocks of dialogues learnt from so far; a run before this one may have left more in the pool."""
+        self._epoch = self._at = self._epoch_blocks = 0
+        """The epoch, its next batch, and how many blocks it goes over."""
+        self._order: list[list[Entry]] = []
+        self._learner: Learner | None = None
+        if self._state_file.exists():
+            self._load()
+
+    @property
+    def head(self) -> HeadNetwork:
+        """The running average of the weights, in float32."""
+        if self._learner is None:
+            raise UserError("The head has not begun to learn; let it train a little longer.")
+        return self._learner.average
+
+    def run(self, stop: Stop = never, clock: Callable[[], float] = time.monotonic) -> Iterator[Standing]:
+        """Train until the plan is done or `stop` says so. The state is saved now and then, and at the end whatever
+        ends it; a later Trainer with `resume` goes on from there, step by step as if nothing had been."""
+        standing = self.standing
+        began = clock() - standing.seconds
+        told = saved = clock()
+        try:
+            while not stop() and self._done() < 1:
+                if self._needs_text():
+                    standing.doing = "writing"
+                    yield copy.deepcopy(standing)
+                    self._write(stop)
+                else:
+                    standing.doing = "learning"
+                    self._step()
+                now = clock()
+                standing.seconds = now - began
+                if self._learner and now - told >= SECONDS_BETWEEN_EVALUATIONS:
+                    self._evaluate()
+                    yield copy.deepcopy(standing)
+                    told = clock()
+                if now - saved >= SECONDS_BETWEEN_SAVES:
+                    self.save()
+                    saved = clock()
+        except Cancelled:
+            pass
+        finally:
+            self.save()
+        if self._learner:
+            self._evaluate()
+        standing.doing = "done" if self._done() >= 1 else "stopped"
+        yield copy.deepcopy(standing)
+
+    def save(self) -> None:
+        """Write the state, replacing the one before in one move."""
+        if self._learner is None:
+            return
+        state = {
+            "learner": self._learner.state_dict(),
+            "standing": asdict(self.standing),
+            "order": [self._blocks, self._epoch, self._at, self._epoch_blocks],
+        }
+        beside = self._state_file.with_suffix(".new")
+        torch.save(state, beside)
+        os.replace(beside, self._state_file)
+
+    def _load(self) -> None:
+        state = torch.load(self._state_file, weights_only=True, map_location=self.target.device)
+        self._learner = Learner(self._new_head())
+        self._learner.load_state_dict(state["learner"])
+        self.standing = Standing(**state["standing"])
+        self._blocks, self._epoch, self._at, self._epoch_blocks = state["order"]
+        self._order = self._ordered()
+
+    def _same_target(self) -> None:
+        """Note whose head this is; refuse to go on with another's."""
+        note = self._folder / "target.json"
+        shape = json.loads(json.dumps(asdict(self.config)))
+        if not note.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps(shape), encoding="utf-8")
+        elif json.loads(note.read_text(encoding="utf-8")) != shape:
+            raise UserError(f"{self._folder.parent} holds the training of a head for another target.")
+
+    @property
+    def _state_file(self) -> Path:
+        return self._folder / "state.pt"
+
+    # Text
+
+    def _needs_text(self) -> bool:
+        if self._blocks < FIRST_BLOCKS:
+            return True
+        return self.standing.visits >= EPOCHS * self.standing.answer_tokens and self._pool.bytes() < MOST_BYTES
+
+    def _write(self, stop: Stop) -> None:
+        """The next block of dialogues: written, or found in the pool where a run before this one came further."""
+        if len(self._pool) < (self._blocks + 1) * BLOCK:
+            ids = self._draft_ids(stop)
+            block = self._written.pop(self._blocks, None) or self._block(self._blocks, stop)
+            self._pool.add(self.target, block, self.config.aux_layers, ids)
+        self._blocks += 1
+        entries = self._pool.entries[: self._blocks * BLOCK]
+        self.standing.dialogues = len(entries)
+        self.standing.answer_tokens = sum(len(entry.ids) - entry.start for entry in entries)
+
+    def _block(self, index: int, stop: Stop) -> list[Dialogue]:
+        return write_block(self.target, index, self.plan.seed, self.plan.prompts, stop)
+
+    def _draft_ids(self, stop: Stop = never) -> Tensor:
+        """The head's vocabulary: what the first blocks use most, chosen once."""
+        file = self._folder / "draft_ids.pt"
+        if not file.exists():
+            self._written = {i: self._block(i, stop) for i in range(FIRST_BLOCKS)}
+            answers = [d.ids[d.start :] for block in self._written.values() for d in block]
+            torch.save(frequent_ids(answers, self.target.vocab_size, self.config.draft_vocab_size), file)
+        return torch.load(file, weights_only=True)
+
+    # Learning
+
+    def _done(self) -> float:
+        """The share of the plan that is behind; 0 throughout where there is no end to it."""
+        plan, standing = self.plan, self.standing
+        shares = [
+            standing.visits / plan.tokens if plan.tokens else 0.0,
+            standing.seconds / plan.seconds if plan.seconds else 0.0,
+        ]
+        return max(shares)
+
+    def _step(self) -> None:
+        if self._learner is None:
+            self._learner = Learner(self._new_head())
+        if self._at == len(self._order):
+            self._epoch, self._at, self._epoch_blocks = self._epoch + 1, 0, self._blocks
+            self._order = self._ordered()
+        batch = self._pool.batch(self._order[self._at], STEPS, self.target.device)
+        self._at += 1
+        warm = min(1.0, (self.standing.steps + 1) / WARM_UP)
+        loss = self._learner.step(self._embedding(), batch, warm * min(1.0, (1 - self._done()) / FALL))
+        standing = self.standing
+        standing.steps += 1
+        standing.visits += int(batch.counted.sum())
+        standing.loss = loss if standing.loss is None else standing.loss + 0.05 * (loss - standing.loss)
+
+    def _ordered(self) -> list[list[Entry]]:
+        """The batches of an epoch: texts of like length together, in an order that the seed and the epoch decide."""
+        entries = self._pool.training(self._epoch_blocks * BLOCK)
+        chance = random.Random(self.plan.seed * 1_000_003 + self._epoch)
+        chance.shuffle(entries)
+        batches = []
+        for at in range(0, len(entries), 4 * BLOCK):
+            some = sorted(entries[at : at + 4 * BLOCK], key=lambda entry: entry.rows)
+            batches += [[some[i] for i in group] for group in grouped([entry.rows for entry in some], ROWS)]
+        chance.shuffle(batches)
+        return batches
+
+    def _evaluate(self) -> None:
+        """Agreement on held-out texts written greedily, where the target's choices are the text; overlap on those
+        written at temperature 1."""
+        for temperature in (0.0, 1.0):
+            held = [entry for entry in self._pool.held_out() if entry.temperature == temperature][:HELD_OUT_SHOWN]
+            held.sort(key=lambda entry: entry.rows)
+            groups = grouped([entry.rows for entry in held], ROWS)
+            batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
+            shares, overlap = agreement(self.head, self._embedding(), batches, SHOWN_STEPS)
+            if held and temperature == 0:
+                self.standing.agreement = shares
+            elif held:
+                self.standing.overlap = overlap
+
+    def _embedding(self) -> Tensor:
+        network: Any = self.target.network
+        weight = network.get_input_embeddings().weight.detach()
+        return weight.float() if weight.dtype == torch.float16 else weight  # gradients would underflow
+
+    def _new_head(self) -> HeadNetwork:
+        return new_head(self.target, self.config, self._draft_ids(), self.plan.seed)
+
+
+class Learner:
+    """A head, its running average and its optimisers: Muon for the matrices of the block, AdamW for the rest."""
+
+    def __init__(self, head: HeadNetwork) -> None:
+        self.head, self.average = head, copy.deepcopy(head)
+        matrices = [p for n, p in head.named_parameters() if p.dim() == 2 and n.startswith(("fc.", "midlayer."))]
+        of_matrices = set(map(id, matrices))
+        others = [p for p in head.parameters() if id(p) not in of_matrices]
+        self._optimisers = [
+            torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.0, momentum=0.95),
+            torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self._steps = 0
+
+    def step(self, embedding: Tensor, batch: Batch, rate: float) -> float:
+        """One step at this share of the full rates; the loss of the first unrolled pass."""
+        loss, first = loss_of(self.head, embedding, batch, STEPS)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        for optimiser, full in zip(self._optimisers, (MATRIX_RATE, OTHER_RATE)):
+            for group in optimiser.param_groups:
+                group["lr"] = full * rate
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self._steps += 1
+        kept = min(AVERAGE, self._steps / (self._steps + 9))
+        with torch.no_grad():
+            for mean, new in zip(self.average.parameters(), self.head.parameters()):
+                mean.lerp_(new, 1 - kept)
+        return first
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "head": self.head.state_dict(),
+            "average": self.average.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.head.load_state_dict(state["head"])
+        self.average.load_state_dict(state["average"])
+        for optimiser, saved in zip(self._optimisers, state["optimisers"]):
+            optimiser.load_state_dict(saved)
+        self._steps = state["steps"]

@@ -1,0 +1,131 @@
+"""The loss of a head that drafts several tokens: each recurrent step learns on what the step before it gave.
+
+Step i of row t reads the true token t + 1 + i and the head's own output of step i - 1, and looks at the first-pass rows
+up to t and at its own chain: what it will see when it drafts (EAGLE-3's training-time test, arXiv 2503.01840).
+The loss of a step is the cross-entropy against the target's distribution over the draft vocabulary; step i weighs
+0.8**i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from core.heads.network import HeadNetwork, repeat
+from core.training.pool import Batch
+
+STEP_WEIGHT = 0.8
+
+
+class Unroll(nn.Module):
+    """The outputs of the first pass and of `steps` - 1 recurrent ones, normed, at the rows that count."""
+
+    def __init__(self, head: HeadNetwork) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, embedding: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+        """[rows of step i, hidden] for each step; `embedding` is the target's table."""
+        head = self.head
+        width = batch.features.shape[1]
+        embedded = F.embedding(batch.tokens, embedding)
+        inputs = head.join(batch.features.to(embedding.dtype))
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        outputs = []
+        for i in range(steps):
+            at = torch.arange(i, i + width, device=inputs.device)
+            residual, q, k, v = head.project(embedded[:, i : i + width], inputs, at)
+            group = q.shape[1] // k.shape[1]
+            keys.append(repeat(k, group))
+            values.append(repeat(v, group))
+            mask = chain_mask(width, i, q.device) if i else None
+            attended = F.scaled_dot_product_attention(
+                q, torch.cat(keys, 2), torch.cat(values, 2), mask, is_causal=not i
+            )
+            hidden = head.finish(residual, attended)
+            outputs.append(head.norm(hidden.flatten(0, 1)[rows_that_count(batch, i)]))
+            inputs = head.feed_back(hidden)
+        return outputs
+
+
+def chain_mask(width: int, step: int, device: torch.device) -> Tensor:
+    """[width, (step + 1) · width] what a row of a recurrent step sees: first-pass rows up to its own, its own chain."""
+    own = torch.eye(width, dtype=torch.bool, device=device)
+    return torch.cat([own.new_ones(width, width).tril(), *[own] * step], 1)
+
+
+def rows_that_count(batch: Batch, step: int) -> Tensor:
+    """Indices into the flattened [B · T] rows whose step predicts a token of the answer, as did the steps before."""
+    width = batch.features.shape[1]
+    return (batch.counted[:, step : step + width] & batch.counted[:, :width]).flatten().nonzero()[:, 0]
+
+
+def of_step(values: Tensor, batch: Batch, step: int, rows: Tensor) -> Tensor:
+    """What `values` [B, T + steps, …] says of the rows of a step."""
+    return values[:, step : step + batch.features.shape[1]].flatten(0, 1)[rows]
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Mean over rows of -Σ p log q, q the softmax of hidden @ weight.T, p given at few ids. Its gradient is the softmax
+    with p taken off, made in place: a batch times a vocabulary is the largest thing in training, and passes over it
+    cost more than the matrix products."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, p: Tensor) -> Tensor:
+        q = (hidden @ weight.t()).softmax(-1)
+        scale = 1 / max(len(hidden), 1)
+        loss = -(p * q.gather(1, ids).to(p.dtype).clamp(min=1e-30).log()).sum() * scale
+        gradient = q.mul_(p.sum(-1, keepdim=True).to(q.dtype))
+        gradient.scatter_add_(1, ids, -p.to(q.dtype))
+        ctx.save_for_backward((gradient @ weight) * scale, (gradient.t() @ hidden) * scale)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight = ctx.saved_tensors
+        return hidden * grads[0], weight * grads[0], None, None
+
+
+def loss_of(head: HeadNetwork, embedding: Tensor, batch: Batch, steps: int) -> tuple[Tensor, float]:
+    """The unrolled loss, and that of the first step alone. The head computes in the embedding's precision, the
+    gradients arrive at its own parameters."""
+    parameters = {f"head.{name}": p.to(embedding.dtype) for name, p in head.named_parameters()}
+    outputs = functional_call(Unroll(head), parameters, (embedding, batch, steps))
+    losses = []
+    for i, hidden in enumerate(outputs):
+        rows = rows_that_count(batch, i)
+        ids, p = of_step(batch.teacher, batch, i, rows), of_step(batch.probs, batch, i, rows)
+        losses.append(CrossEntropy.apply(hidden, parameters["head.lm_head.weight"], ids, p))
+    weights = [STEP_WEIGHT**i for i in range(steps)]
+    total = sum(w * loss for w, loss in zip(weights, losses)) / sum(weights)
+    return total, float(losses[0].detach())  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def agreement(head: HeadNetwork, embedding: Tensor, batches: Iterator[Batch], steps: int) -> tuple[list[float], float]:
+    """Greedy, teacher-forced: the share of rows where the first i + 1 drafted tokens are all the target's likeliest,
+    for each i; and Σ min(p, q) at the first, which is what is accepted at temperature 1."""
+    parameters = {f"head.{name}": p.to(embedding.dtype) for name, p in head.named_parameters()}
+    draft_ids = head.draft_ids
+    hits, overlap, rows_seen = [0] * steps, 0.0, 0
+    for batch in batches:
+        outputs = functional_call(Unroll(head), parameters, (embedding, batch, steps))
+        alive = batch.counted[:, : batch.features.shape[1]].flatten().clone()
+        rows_seen += int(alive.sum())
+        for i, hidden in enumerate(outputs):
+            rows = rows_that_count(batch, i)
+            logits = hidden @ parameters["head.lm_head.weight"].t()
+            right = torch.zeros_like(alive)
+            right[rows] = draft_ids[logits.argmax(-1)] == of_step(batch.best, batch, i, rows)
+            alive &= right
+            hits[i] += int(alive.sum())
+            if i == 0:
+                q = logits.float().softmax(-1).gather(1, of_step(batch.teacher, batch, 0, rows))
+                overlap += float(torch.minimum(q, of_step(batch.probs, batch, 0, rows)).sum())
+    return [hit / max(rows_seen, 1) for hit in hits], overlap / max(rows_seen, 1)

@@ -1,0 +1,328 @@
+"""Training a head on what its target writes: rows aligned as in drafting, learning that shows, resuming as if nothing
+had been."""
+
+import json
+
+import pytest
+import torch
+from tiny import random_model
+
+from core.cli import main
+from core.errors import UserError
+from core.heads.checkpoint import describe_head, load_weights
+from core.loading.model import Model
+from core.progress import never
+from core.training import loop
+from core.training.dialogues import BLOCK, Dialogue, draw, sample, user_turn, write_block
+from core.training.export import export
+from core.training.loop import Plan, Trainer
+from core.training.pool import KEPT, Batch, Pool, grouped
+from core.training.start import aux_layers, config_for, frequent_ids, new_head
+from core.training.unroll import CrossEntropy, Unroll, agreement, loss_of, rows_that_count
+
+CHAT = (
+    "{% for m in messages %}<user>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer):
+    """A chain of words more than a model: the next token hangs on the last one alone, so a head can learn it soon."""
+    network = random_model(
+        "llama", 3, vocab=300, dtype=torch.float32, num_hidden_layers=4, hidden_size=32, max_position_embeddings=256
+    )
+    for layer in network.base_model.layers:
+        layer.self_attn.o_proj.weight.mul_(0.1)
+        layer.mlp.down_proj.weight.mul_(0.1)
+    ends = frozenset({tokenizer.eos_token_id})
+    return Model("tiny", network, tokenizer, "fp32", ends, 256, 300)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Answers of a few tokens: the loop is what is tested."""
+    monkeypatch.setattr("core.training.dialogues.ANSWER_TOKENS", 24)
+    monkeypatch.setattr("core.training.dialogues.OPENING_TOKENS", 6)
+    monkeypatch.setattr(loop, "FIRST_BLOCKS", 2)
+    monkeypatch.setattr(loop, "ROWS", 256)
+
+
+def pool_of(target, folder, dialogues):
+    config = config_for(target)
+    pool = Pool(folder, config.feature_width, config.draft_vocab_size)
+    ids = torch.arange(config.draft_vocab_size)
+    pool.add(target, dialogues, config.aux_layers, ids)
+    return pool, new_head(target, config, ids, 0)
+
+
+@pytest.fixture
+def some(target, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(1, 300, (n,), generator=generator).tolist() for n in (9, 14, 20)]
+    return pool_of(target, tmp_path / "some", [Dialogue(ids, 4, 0.0) for ids in texts])
+
+
+def embedding(target):
+    return target.network.get_input_embeddings().weight
+
+
+def test_rows_of_a_batch_are_what_drafting_would_see(target, some):
+    """Every unrolled row against the head fed as a drafter feeds it: true rows up to it, then its own outputs."""
+    pool, head = some
+    layers = config_for(target).aux_layers
+    batch = pool.batch(pool.entries, 3, torch.device("cpu"))
+    outputs = Unroll(head)(embedding(target), batch, 3)
+    for step, output in enumerate(outputs):
+        rows = rows_that_count(batch, step).tolist()
+        assert rows
+        for got, row in zip(output, rows):
+            entry, t = pool.entries[row // batch.features.shape[1]], row % batch.features.shape[1]
+            assert entry.start - 1 <= t and t + 2 + step < len(entry.ids)
+            ids = torch.tensor([entry.ids])
+            states = target.network(ids, output_hidden_states=True).hidden_states
+            features = torch.cat([states[i] for i in layers], -1)[:, : t + 1].bfloat16().float()
+            tokens = embedding(target)[ids[:, 1 : t + 2]]
+            hidden, past = head(tokens, head.join(features), torch.arange(t + 1))
+            for i in range(step):
+                tokens = embedding(target)[ids[:, t + 2 + i : t + 3 + i]]
+                fed = head.feed_back(hidden[:, -1:])
+                hidden, new = head(tokens, fed, torch.tensor([t + 1 + i]), past)
+                past = tuple(torch.cat(pair, 2) for pair in zip(past, new))
+            torch.testing.assert_close(got, head.norm(hidden[0, -1]), atol=1e-4, rtol=1e-4)
+
+
+def test_teacher_is_the_targets_distribution_two_tokens_on(target, some):
+    pool, _ = some
+    batch = pool.batch(pool.entries, 3, torch.device("cpu"))
+    for b, entry in enumerate(pool.entries):
+        probs = target.network(torch.tensor([entry.ids])).logits[0].softmax(-1)
+        for t in range(entry.start - 1, entry.rows - 1):
+            assert batch.tokens[b, t] == entry.ids[t + 1]
+            assert batch.best[b, t] == probs[t + 1].argmax()
+            torch.testing.assert_close(batch.probs[b, t], probs[t + 1].topk(KEPT).values, atol=1e-3, rtol=1e-3)
+        assert batch.counted[b].sum() == entry.rows - entry.start  # the answer but its first token
+
+
+def test_cross_entropy_and_its_gradient_are_those_of_autograd():
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (5, 20))
+    ids = torch.stack([torch.randperm(20)[:4] for _ in range(5)])
+    p = torch.rand(5, 4, dtype=torch.float64) / 4
+    CrossEntropy.apply(hidden, weight, ids, p).backward()
+    ours = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    logs = (hidden @ weight.t()).log_softmax(-1)
+    (-(p * logs.gather(1, ids)).sum() / 5).backward()
+    torch.testing.assert_close(ours, (hidden.grad, weight.grad))
+
+
+def test_loss_reaches_every_weight(target, some):
+    pool, head = some
+    loss_of(head, embedding(target), pool.batch(pool.entries, 3, torch.device("cpu")), 3)[0].backward()
+    assert not [name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+
+
+def test_agreement_counts_drafts_right_so_far(target, some, monkeypatch):
+    """A head that always says the likeliest token of the first step: right there, and afterwards only by chance."""
+    pool, head = some
+    batch = pool.batch(pool.entries, 2, torch.device("cpu"))
+    rows = rows_that_count(batch, 0)
+    best = batch.best[:, : batch.features.shape[1]].flatten()[rows]
+    said = [torch.nn.functional.one_hot(best, 300).float(), torch.zeros(len(rows_that_count(batch, 1)), 300)]
+    monkeypatch.setattr("core.training.unroll.Unroll.forward", lambda self, *_: said)
+    head.lm_head.weight = torch.nn.Parameter(torch.eye(300))
+    shares, overlap = agreement(head, embedding(target), iter([batch]), 2)
+    first = batch.best[:, 1 : 1 + batch.features.shape[1]].flatten()[rows_that_count(batch, 1)]
+    assert shares == [1.0, pytest.approx(int((first == 0).sum()) / len(rows))]
+    assert 0 < overlap < 1
+
+
+def run_to_end(trainer, clock=lambda: 0.0):
+    return list(trainer.run(clock=clock))
+
+
+def test_a_trained_head_agrees_more_than_an_untrained_one(target, tmp_path, short, monkeypatch):
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_EVALUATIONS", -1.0)
+    standings = run_to_end(Trainer(target, tmp_path, Plan(tokens=60_000)))
+    learning = [s for s in standings if s.doing == "learning"]
+    first, last = learning[0], standings[-1]
+    assert last.doing == "done" and last.visits >= 60_000
+    assert last.loss < 0.8 * learning[0].loss
+    assert last.agreement[0] > first.agreement[0] + 0.1
+    assert last.tokens_per_pass == pytest.approx(1 + sum(last.agreement))
+    assert last.answer_tokens > standings[0].answer_tokens == 0
+
+
+def test_resumed_training_is_the_same_training(target, tmp_path, short):
+    whole = Trainer(target, tmp_path / "whole", Plan(tokens=30_000))
+    run_to_end(whole)
+    part = Trainer(target, tmp_path / "part", Plan(tokens=30_000))
+    list(part.run(stop=lambda: part.standing.visits > 12_000, clock=lambda: 0.0))
+    assert 0 < part.standing.visits < 30_000
+    rest = Trainer(target, tmp_path / "part", Plan(tokens=30_000), resume=True)
+    assert rest.standing.visits == part.standing.visits
+    run_to_end(rest)
+    assert rest.standing.steps == whole.standing.steps
+    for mine, theirs in zip(rest.head.state_dict().values(), whole.head.state_dict().values()):
+        assert torch.equal(mine, theirs)
+
+
+def test_an_interruption_anywhere_leaves_whole_blocks(target, tmp_path, short):
+    blocks = [write_block(target, i, 0, None, never) for i in range(2)]
+    pool, _ = pool_of(target, tmp_path, blocks[0])
+    before = pool.batch(pool.entries[:3], 1, torch.device("cpu"))
+    index = tmp_path / "dialogues.jsonl"
+    with index.open("a") as file:
+        file.write(index.read_text().splitlines()[0] + '\n{"ids": [1, 2')
+    with (tmp_path / "features.bin").open("ab") as file:
+        file.write(b"half a row")
+    config = config_for(target)
+    again = Pool(tmp_path, config.feature_width, config.draft_vocab_size)
+    assert len(again) == BLOCK
+    again.add(target, blocks[1], config.aux_layers, torch.arange(config.draft_vocab_size))
+    after = again.batch(again.entries[:3], 1, torch.device("cpu"))
+    assert all(torch.equal(getattr(before, name), getattr(after, name)) for name in Batch.__dataclass_fields__)
+    assert again.entries[BLOCK].ids == blocks[1][0].ids
+
+
+def test_blocks_are_the_same_for_a_seed(target, short):
+    one, same, other = (write_block(target, i, 5, None, never) for i in (1, 1, 2))
+    assert one == same != other
+
+
+def test_rows_of_a_batch_do_not_see_each_other_when_sampled(target):
+    """Prompts of many lengths at once give, greedily, what each gives alone."""
+    prompts = [[5, 6, 7], [9], [11, 12, 13, 14, 15]]
+    heat, generator = [0.0] * 3, torch.Generator()
+    together = sample(target, prompts, heat, 12, target.stop_ids, generator, never)
+    alone = [sample(target, [prompt], [0.0], 12, target.stop_ids, generator, never)[0] for prompt in prompts]
+    assert together == alone
+
+
+def test_draws_follow_their_temperature():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(30_000, 1)
+    heat = torch.tensor([0.0, 1.0, 0.5]).repeat(10_000)
+    drawn = draw(logits, heat, 1.0, torch.Generator().manual_seed(0))
+    assert (drawn[::3] == 0).all()
+    for rows, law in ((drawn[1::3], [0.5, 0.3, 0.2]), (drawn[2::3], [25 / 38, 9 / 38, 4 / 38])):
+        counts = torch.bincount(rows, minlength=3)
+        chi = sum((counts[i] - 10_000 * p) ** 2 / (10_000 * p) for i, p in enumerate(law))
+        assert chi < 18.4  # 1e-4 with two degrees of freedom
+    assert set(draw(logits, torch.ones(30_000), 0.5, torch.Generator()).tolist()) == {0}
+
+
+def test_a_chat_model_writes_its_own_user_turns(target, monkeypatch, short):
+    monkeypatch.setattr(target.tokenizer, "chat_template", CHAT)
+    before, after = user_turn(target)
+    decode = target.tokenizer.decode
+    assert (decode(before), decode(after)) == ("<user>", "<|end|><bot>")
+    monkeypatch.setattr(
+        "core.training.dialogues.sample", lambda target, prompts, *_: [[7, 8, after[0]] for _ in prompts]
+    )
+    (first, *_) = write_block(target, 0, 0, None, never)
+    assert first.ids[: first.start] == [*before, 7, 8, *after]
+
+
+def test_given_prompts_are_answered_at_every_temperature(target, short):
+    blocks = [write_block(target, i, 0, ["the quick", "brown fox"], never) for i in range(2)]
+    asked = {tuple(d.ids[: d.start]) for block in blocks for d in block}
+    assert asked == {tuple(target.tokenizer.encode(text)) for text in ("the quick", "brown fox")}
+    assert {(tuple(d.ids[: d.start]), d.temperature) for d in blocks[0]} == {(a, t) for a in asked for t in (0, 0.6, 1)}
+
+
+def test_layers_of_shallow_and_deep_targets():
+    assert [aux_layers(n) for n in (30, 16, 7)] == [(2, 15, 27), (2, 8, 13), (2, 3, 4)]
+    for n in range(1, 7):
+        layers = aux_layers(n)
+        assert list(layers) == sorted(set(layers)) and layers[-1] < n and len(layers) == min(n, 3)
+
+
+def test_frequent_ids_count_and_break_ties_by_number():
+    assert frequent_ids([[7, 7, 3], [3, 9]], 10, 4).tolist() == [0, 3, 7, 9]
+
+
+def test_grouping_keeps_every_row_and_the_limit():
+    lengths = [3, 4, 4, 9, 10, 30]
+    groups = grouped(lengths, 20)
+    assert [i for group in groups for i in group] == list(range(6))
+    assert all(len(group) == 1 or len(group) * lengths[group[-1]] <= 20 for group in groups)
+
+
+def test_the_exported_head_is_the_trained_one(target, tmp_path, short):
+    trainer = Trainer(target, tmp_path, Plan(tokens=3_000))
+    run_to_end(trainer)
+    export(trainer, tmp_path)
+    described = describe_head(tmp_path, "head")
+    config = described.config(described.candidates(4)[0])
+    assert config == trainer.config
+    loaded = load_weights(tmp_path, "head", config, torch.bfloat16, torch.device("cpu"))
+    for name, weight in trainer.head.state_dict().items():
+        if not name.startswith("rotary"):
+            assert torch.equal(loaded.state_dict()[name], weight.bfloat16() if weight.is_floating_point() else weight)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
+    card = (tmp_path / "README.md").read_text()
+    assert f"{trainer.standing.visits:,} answer tokens were learnt" in card
+
+
+def test_folders_are_not_mixed_up(target, tmp_path, tokenizer, short):
+    with pytest.raises(UserError, match="no training to resume"):
+        Trainer(target, tmp_path, Plan(), resume=True)
+    Trainer(target, tmp_path, Plan())
+    with pytest.raises(UserError, match="--resume"):
+        Trainer(target, tmp_path, Plan())
+    other = random_model("llama", 3, vocab=300, dtype=torch.float32, num_hidden_layers=4, hidden_size=64)
+    with pytest.raises(UserError, match="another target"):
+        Trainer(Model("other", other, tokenizer, "fp32", frozenset(), 256, 300), tmp_path, Plan(), resume=True)
+
+
+def test_a_target_of_another_kind_is_refused(tokenizer, tmp_path):
+    network = random_model("gpt2", 0, vocab=300, dtype=torch.float32)
+    with pytest.raises(UserError, match="Llama's or Qwen's kind"):
+        Trainer(Model("odd", network, tokenizer, "fp32", frozenset(), 256, 300), tmp_path, Plan())
+
+
+@pytest.fixture
+def train(capsys, pair_folder, tmp_path):
+    def run(*arguments):
+        try:
+            out = ["--out", str(tmp_path / "head"), "--device", "cpu"]
+            status = main(["train-head", "--target", str(pair_folder / "target"), *out, *arguments])
+        except SystemExit as left:
+            status = left.code
+        return status, capsys.readouterr().err
+
+    return run
+
+
+def test_the_command_trains_and_resumes(train, tmp_path, short):
+    status, told = train("--tokens", "2000")
+    assert status == 0 and "tokens a pass" in told, told
+    assert (tmp_path / "head" / "model.safetensors").exists()
+    assert train("--tokens", "3000")[0] == 2
+    assert train("--tokens", "3000", "--resume")[0] == 0
+
+
+HOSTILE = {
+    "empty": (b"", "no prompts"),
+    "blank": (b" \n\n\t\n", "no prompts"),
+    "not text": (b"\xff\xfe\x00\x81", "not a file of prompts"),
+    "longer than the model reads": (b"word " * 4000, "leaves no room"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_prompts_file_gets_one_sentence(train, tmp_path, name):
+    content, said = HOSTILE[name]
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(content)
+    status, told = train("--tokens", "2000", "--prompts", str(file))
+    last = told.strip().splitlines()[-1]
+    assert status == 2 and said in last and "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--hours", "0"), ("--hours", "nan"), ("--tokens", "0"), ("--prompts", "nowhere")]
+)
+def test_bad_arguments_get_one_line(train, arguments):
+    status, told = train(*arguments)
+    assert status == 2 and len(told.strip().splitlines()) == 1

@@ -56,11 +56,16 @@ class Features:
             self._parts[-1] = last[torch.tensor(list(path), device=last.device)]
 
     def take(self, end: int) -> Tensor:
-        """The rows [end - start, …] of the tokens before position `end`, which are then gone from here."""
-        held = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
-        taken, rest = held[: end - self.start], held[end - self.start :]
-        self._parts, self.start = [rest] if len(rest) else [], end
-        return taken
+        """The rows [end - start, …] of the tokens before position `end`, one or more, which are then gone from here."""
+        taken: list[Tensor] = []
+        while self.start < end:
+            part = self._parts.pop(0)
+            used = min(len(part), end - self.start)
+            if used < len(part):
+                self._parts.insert(0, part[used:])
+            taken.append(part[:used])
+            self.start += used
+        return taken[0] if len(taken) == 1 else torch.cat(taken)
 
 
 class Tap:

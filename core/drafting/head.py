@@ -15,7 +15,7 @@ from core.drafting import Draft
 from core.errors import Cancelled
 from core.heads.runner import HeadRunner
 from core.progress import Stop
-from core.runners import PREFILL_CHUNK
+from core.runners import PREFILL_CHUNK, Runner
 from core.runners.features import Features
 from core.runners.host import ids_on
 from core.sampling import Sampling, draw
@@ -24,8 +24,11 @@ from core.sampling import Sampling, draw
 class HeadReader:
     """Keeps a head's cache in step with its target: what both ways of drafting share.
 
-    `features` are those of the target's runner, which rolls them back with its cache.
+    `features` are those of the target's runner, which rolls them back with its cache. Its cache is of rows, not of the
+    target's tokens.
     """
+
+    cache: Runner | None = None
 
     def __init__(self, runner: HeadRunner, features: Features, sampling: Sampling) -> None:
         self.runner = runner

@@ -15,8 +15,9 @@ from core.decoding import speculative
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
 from core.heads.runner import FusedHead, HeadRunner
-from core.records import Run, Settings
+from core.records import Run
 from core.sampling import Sampling
+from core.settings import Settings
 
 DRAWS = 20_000
 THRESHOLD = 1e-4

@@ -172,11 +172,13 @@ def _parents(draft: Draft) -> list[int | None]:
 def _record_tops(round_: Round, step: Step, sampling: Sampling, count: int) -> None:
     """What target and drafter would rather have said at every position."""
 
-    def top(logits: Tensor) -> list[list[Candidate]]:
-        return [[Candidate(i, "", p) for i, p in row] for row in sampling.favourites(logits, count)]
+    def top(logits: Tensor, columns: Tensor | None = None) -> list[list[Candidate]]:
+        rows = sampling.favourites(logits, count)
+        names = range(logits.shape[-1]) if columns is None else columns.tolist()
+        return [[Candidate(names[i], "", p) for i, p in row] for row in rows]
 
     target = top(step.logits)
-    drafter = top(torch.cat(step.draft.logits)) if step.draft.logits else None
+    drafter = top(torch.cat(step.draft.logits), step.draft.ids) if step.draft.logits else None
     for i, token in enumerate(round_.drafted):
         token.top_target = target[0 if token.parent is None else token.parent + 1]
         token.top_draft = drafter[i] if drafter else None

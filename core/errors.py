@@ -40,3 +40,12 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def refused_pickle(name: str, file: str) -> str:
+    """Why weights in a pickle are not read, and how to convert them."""
+    return (
+        f"{name} has its weights only as pickle files, which can run code when opened; this program loads safetensors "
+        f'only. Choose another model, or convert it once: python -c "import torch, safetensors.torch as s; '
+        f"s.save_file(torch.load('{file}', weights_only=True), 'model.safetensors')\"."
+    )

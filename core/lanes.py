@@ -21,10 +21,11 @@ import torch
 
 from core.decoding import speculative
 from core.drafting import Drafter
-from core.drafting.build import build_drafter
+from core.drafting.build import build_drafter, settle_method
 from core.drafting.length import Fixed
 from core.errors import UserError, out_of_memory, release_memory
 from core.loading.geometry import describe_geometry
+from core.loading.head import Head
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
@@ -105,9 +106,10 @@ def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, t
     `tops` > 0 records that many of the likeliest tokens at every position. Raises UserError where prompt, settings and
     pair do not go together.
     """
+    settings = settle_method(pair, settings)
     prompt_ids = encode_prompt(pair.target, prompt, settings)
     check_settings(pair.target, prompt_ids, settings)
-    run = Run(settings, describe_environment(pair.target, pair.draft), prompt, prompt_ids)
+    run = Run(settings, describe_environment(pair.target, pair.draft, pair.head), prompt, prompt_ids)
     text = Detokenizer(pair.target.tokenizer, prompt_ids)
     stop_ids = frozenset() if settings.ignore_eos else pair.target.stop_ids
     drafter, length = None, Fixed(1)
@@ -161,7 +163,7 @@ def race(lanes: Sequence[Lane]) -> Iterator[tuple[int, Round]]:
             lane.close()
 
 
-def describe_environment(target: Model, draft: Model | None) -> dict[str, Any]:
+def describe_environment(target: Model, draft: Model | None, head: Head | None = None) -> dict[str, Any]:
     """Facts of the machine and of the loaded models; no names of users, hosts or folders beyond what was asked for."""
     return {
         "device": target.device.type,
@@ -171,6 +173,7 @@ def describe_environment(target: Model, draft: Model | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "target": _describe_model(target),
         "draft": _describe_model(draft) if draft else None,
+        "head": _describe_head(head) if head else None,
     }
 
 
@@ -201,6 +204,19 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "following": model.costs.following if model.costs else None,
         "notes": model.notes,
         "geometry": geometry.to_dict() if (geometry := describe_geometry(model)) else None,
+    }
+
+
+def _describe_head(head: Head) -> dict[str, Any]:
+    return {
+        "name": head.name,
+        "precision": head.precision,
+        "layers": list(head.layers),
+        "parameters": head.parameter_count(),
+        "weight_bytes": head.weight_bytes(),
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "costs": head.costs.to_dict() if head.costs else None,
+        "notes": head.notes,
     }
 
 

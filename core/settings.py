@@ -16,6 +16,8 @@ from core.errors import UserError
 
 POCKET_NAME = "pocket"
 """The name of the bundled pair, whose settings name no target."""
+HEAD = "EAGLE-3 head"
+"""What an inspected draft's `model_type` is where it is a trained head of the target."""
 LONGEST_DRAFT = 64
 """Tokens of a draft at most: more never pay."""
 
@@ -23,6 +25,7 @@ Method = str
 METHODS: dict[Method, tuple[str, str]] = {
     "plain": ("Plain only", "No speculation: one token per pass."),
     "draft": ("Draft model", "A small model proposes, the target checks."),
+    "head": ("Trained head", "One layer that reads the target's hidden states proposes."),
     "ngram": ("N-gram", "Proposes what followed the same words before; no second model."),
     "ngram+draft": ("N-gram, then draft", "Repeats where the text repeats, else asks the small model."),
     "early-exit": ("Early exit", "The target's own first layers propose."),
@@ -164,7 +167,8 @@ class Settings:
         str | None,
         Spec(
             "Draft",
-            "The same, for the small model that guesses. N-grams and early exit need none.",
+            "The same, for the small model, or the trained head of the target, that guesses. N-grams and early exit "
+            "need none.",
             of_models=True,
             most_on_page=300,
             metavar="ID_OR_DIR",

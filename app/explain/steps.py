@@ -310,6 +310,11 @@ def _about_the_drafts_cache(run: Run, trace: RoundTrace) -> str:
         return "Both caches end at the same token."
     if method == "early-exit":
         return "The first layers write into the target's own cache: there is no second one."
+    if method == "head":
+        return (
+            "The head keeps a row of its own for every token but the first, made from the target's hidden states; the "
+            "rows it made from its own guesses are dropped after the round."
+        )
     if method in ("ngram", "plain"):
         return "There is no draft model, so there is no second cache."
     if (run.environment.get("drafter") or {}).get("translated"):

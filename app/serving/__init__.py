@@ -249,8 +249,8 @@ class Engine:
         """What the runs of this pair record about where they ran."""
         from core.lanes import describe_environment
 
-        return describe_environment(pair.target, pair.draft)
+        return describe_environment(pair.target, pair.draft, pair.head)
 
 
 def weight_bytes(pair: Any) -> int:
-    return sum(model.weight_bytes() for model in (pair.target, pair.draft) if model)
+    return sum(model.weight_bytes() for model in (pair.target, pair.draft, pair.head) if model)

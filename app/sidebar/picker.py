@@ -21,7 +21,7 @@ from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair
 from core.errors import UserError
 from core.progress import in_bytes, never
-from core.settings import POCKET_NAME, Settings
+from core.settings import HEAD, POCKET_NAME, Settings
 
 OTHER = "other…"
 BUNDLED = f"{POCKET_NAME} (bundled)"
@@ -63,7 +63,11 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     likeness = found["likeness"] or {}
     no_draft = None if found["draft"] else "no draft model is named"
     if likeness.get("same") is False and not likeness.get("usable", True):
-        no_draft = "its draft has too few tokens in common with the target"
+        no_draft = "its draft does not fit the target"
+    head = (found["draft"] or {}).get("model_type") == HEAD
+    no_head = "no trained head of the target is named"
+    if head:
+        no_head, no_draft = no_draft, "the draft is a trained head, whose method is Trained head"
     other = "a tree needs a draft with the target's own tokens" if likeness.get("same") is False else None
     return {
         "plain": None,
@@ -72,6 +76,7 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
         "ngram+draft": no_draft,
         "early-exit": None if found["target"]["layers"] >= 2 else "the target has a single layer",
         "tree": no_draft or other,
+        "head": no_head,
     }
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.records import Settings
+from core.settings import Settings
 
 BUNDLED = "assets/pocket"
+HEADS = "assets/heads"
 DTYPES = {"nf4": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
@@ -24,7 +25,7 @@ SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is taken elsewhere; `exit_layer` matters to early exit only."""
+    """What is taken elsewhere; `exit_layer` matters to early exit only, and `head` is the name of a bundled one."""
 
     settings: Settings
     length: int
@@ -32,6 +33,7 @@ class Deployment:
     draft_precision: str | None = None
     same_tokens: bool = True
     exit_layer: int | None = None
+    head: str | None = None
 
     @property
     def method(self) -> str:
@@ -44,6 +46,8 @@ class Deployment:
 
     @property
     def draft(self) -> str:
+        if self.method == "head" and self.settings.draft is None:
+            return f"{HEADS}/{self.head}"
         return _place(self.settings.draft, "draft")
 
     @property
@@ -89,6 +93,11 @@ def vllm(deployment: Deployment) -> Recipe:
         elif deployment.settings.temperature > 0:
             config["draft_sample_method"] = "probabilistic"
             notes.append("Without draft_sample_method vLLM drafts greedily, and fewer drafts stand at a temperature.")
+    elif deployment.method == "head":
+        config = {"method": "eagle3", "model": deployment.draft} | config
+        if deployment.settings.temperature > 0:
+            config |= {"rejection_sample_method": "standard", "draft_sample_method": "gumbel"}
+            notes.append("Without draft_sample_method vLLM drafts greedily, and fewer drafts stand at a temperature.")
     elif deployment.method == "ngram":
         config = {"method": "ngram"} | config
         config |= {"prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
@@ -117,6 +126,12 @@ def sglang(deployment: Deployment) -> Recipe:
         speculative += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
         if deployment.quantised and deployment.draft_precision != "nf4":
             speculative += ["--speculative-draft-model-quantization", "unquant"]
+    elif deployment.method == "head":
+        speculative = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", deployment.draft]
+        speculative += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+        if deployment.quantised:
+            speculative += ["--speculative-draft-model-quantization", "unquant"]
+        notes.append("The head must be in the original EAGLE-3 format, in which this project writes those it trains.")
     elif deployment.method == "ngram":
         speculative = ["--speculative-algorithm", "NGRAM"]
         speculative += ["--speculative-ngram-min-bfs-breadth", "1", "--speculative-ngram-max-bfs-breadth", "1"]
@@ -268,6 +283,7 @@ def _missing(engine: str, method: str) -> str:
     what = {
         "early-exit": "cannot draft with the target's own first layers",
         "tree": "does not draft trees with an ordinary draft model as is done here",
+        "head": "does not draft with a trained head as is done here",
         "plain": "needs no further options to decode plainly",
     }
     return f"{engine} {what[method]}."

@@ -141,6 +141,7 @@ def _deployment(document: Document, temperature: float) -> Deployment | None:
         draft_precision=draft["precision"] if draft else None,
         same_tokens=document["same_tokens"],
         exit_layer=document["exit_layer"],
+        head=(environment.get("head") or {}).get("name"),
     )
 
 

@@ -20,13 +20,15 @@ class Draft:
     """A proposal: tokens [k] int64; probs [k, vocab] float32, or None where every token is a point mass (greedy,
     n-gram). `parents[i]` is the index of the token that tokens[i] continues, -1 for the context; None for a chain.
     `replacement`: siblings of a tree were drawn independently (see `core.verification.verify_tree`).
-    `logits` are the drafter's rows, kept only to show what it would rather have said."""
+    `logits` are the drafter's rows, kept only to show what it would rather have said; of a drafter with a vocabulary
+    of its own, `ids` are its columns' ids in the target's."""
 
     tokens: Tensor
     probs: Tensor | None = None
     parents: list[int] | None = None
     replacement: bool = True
     logits: list[Tensor] = field(default_factory=list)
+    ids: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

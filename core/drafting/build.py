@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from core.costs.rounds import RoundCosts
 from core.drafting import Drafter
+from core.drafting.head import HeadDrafter
 from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed
 from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
+from core.heads.runner import HeadRunner
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
 from core.runners import Runner
@@ -22,6 +25,8 @@ from core.settings import SPECS, Method, Settings
 def available(pair: Pair) -> dict[Method, str | None]:
     """Every method with None where the pair supports it, else the reason why not."""
     no_draft = None if pair.draft else "no draft model is loaded"
+    if no_draft and pair.head:
+        no_draft = "the draft is a trained head, whose method is head"
     shallow = None if pair.target.layers >= 2 else "the target has a single layer"
     return {
         "plain": None,
@@ -30,7 +35,15 @@ def available(pair: Pair) -> dict[Method, str | None]:
         "ngram+draft": no_draft,
         "early-exit": shallow,
         "tree": no_draft or ("a tree needs a draft with the target's own tokens" if pair.translation else None),
+        "head": None if pair.head else "no trained head of the target is loaded",
     }
+
+
+def settle_method(pair: Pair, settings: Settings) -> Settings:
+    """`draft` means the draft of the pair: of a trained head, the method `head`."""
+    if settings.method == "draft" and pair.head and pair.draft is None:
+        return replace(settings, method="head")
+    return settings
 
 
 def build_drafter(
@@ -47,6 +60,10 @@ def build_drafter(
     if method == "early-exit":
         layers = exit_layer(pair.target, settings.exit_layer)
         return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs)
+    if method == "head":
+        assert pair.head is not None
+        drafter = HeadDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling)
+        return drafter, _controller(settings, costs)
     assert pair.draft is not None
     limit = pair.draft.context_length
     runner: Runner = resources.enter_context(pair.draft.lease())
@@ -76,6 +93,9 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
     target, draft = pair.measure_costs()
     if settings.method == "early-exit":
         return pair.target.measure_exit(exit_layer(pair.target, settings.exit_layer))
+    if settings.method == "head" and pair.head:
+        passes = pair.head.measure_costs(pair.target)
+        return RoundCosts(target, passes.read, passes.draft(1))
     if settings.method in ("plain", "ngram") or draft is None:
         return RoundCosts(target)
     return RoundCosts(target, draft, draft.following)

@@ -1,1 +1,1 @@
-"""Trained draft heads: one small block that drafts from the target's own hidden states (EAGLE-3 and its kin)."""
+"""Trained draft heads (EAGLE-3 and its kin): one layer that reads the target's hidden states and drafts from them."""

@@ -14,13 +14,14 @@ import torch
 
 from core.costs.formulas import best_length, leviathan
 from core.errors import UserError
-from core.inspecting.catalogue import find_pair
+from core.inspecting.catalogue import find_pair, heads_for
 from core.inspecting.files import Sized, preview, size_up
+from core.inspecting.heads import SizedHead, compare_head, preview_head, size_up_head
 from core.inspecting.likeness import Likeness, compare_vocabularies
 from core.loading import resolve_device
 from core.loading.memory import free_memory
 from core.progress import in_bytes
-from core.records import POCKET_NAME
+from core.settings import HEAD, POCKET_NAME
 
 SCHEMA = 1
 ALPHAS = (0.6, 0.7, 0.8)
@@ -155,13 +156,17 @@ def inspect_pair(
     if target is None:
         target, draft = POCKET_NAME, draft or POCKET_NAME
     ours = size_up(preview(target, "target", revision), place, precision)
-    theirs = None
-    if draft is not None:
+    theirs: Sized | SizedHead | None = None
+    likeness = None
+    if draft is not None and (head := preview_head(draft)):
+        theirs = size_up_head(head, place)
+        likeness = compare_head(ours.preview, head)
+    elif draft is not None:
         theirs = size_up(preview(draft, "draft"), place, precision if draft_precision == "auto" else draft_precision)
-    likeness = compare_vocabularies(ours.preview, theirs.preview) if theirs else None
+        likeness = compare_vocabularies(ours.preview, theirs.preview)
     memory = measure_memory(ours, theirs, place, context, held)
     predictions = predict(ours, theirs, place) if theirs and likeness and likeness.usable else ()
-    cards = card(ours, context), card(theirs, context) if theirs else None
+    cards = card(ours, context), _draft_card(theirs, context) if theirs else None
     known = find_pair(target, draft)
     level, sentences = judge(*cards, memory, likeness, predictions, context)
     return Inspection(
@@ -176,6 +181,37 @@ def inspect_pair(
         level,
         sentences,
         known.name if known else None,
+    )
+
+
+def _draft_card(draft: Sized | SizedHead, context: int) -> ModelCard:
+    return card(draft, context) if isinstance(draft, Sized) else head_card(draft, context)
+
+
+def head_card(head: SizedHead, context: int) -> ModelCard:
+    """A trained head as a model of one layer."""
+    weights, shape = head.weights, head.preview.description.shape
+    return ModelCard(
+        name=head.preview.name,
+        model_type=HEAD,
+        layers=head.layers,
+        hidden_size=shape["hidden_size"],
+        parameters=weights.parameters,
+        active_parameters=weights.active_parameters,
+        context_length=shape["max_positions"],
+        precision=head.precision,
+        weight_bytes=weights.total,
+        read_bytes=weights.read,
+        expert_bytes=0,
+        routed=False,
+        cache_bytes=head.cache_bytes(context),
+        window_layers=0,
+        download_bytes=0 if head.preview.cached else head.preview.stored_bytes,
+        cached=head.preview.cached,
+        chat=None,
+        catalogued=False,
+        notes=(),
+        obstacle=None,
     )
 
 
@@ -206,7 +242,9 @@ def card(model: Sized, context: int) -> ModelCard:
     )
 
 
-def measure_memory(target: Sized, draft: Sized | None, device: torch.device, context: int, held: int = 0) -> Memory:
+def measure_memory(
+    target: Sized, draft: Sized | SizedHead | None, device: torch.device, context: int, held: int = 0
+) -> Memory:
     """Both models' weights, the caches of a race's lanes and the wider of the two workspaces."""
     models = [target, draft] if draft else [target]
     free = free_memory(device)
@@ -220,7 +258,7 @@ def measure_memory(target: Sized, draft: Sized | None, device: torch.device, con
     )
 
 
-def predict(target: Sized, draft: Sized, device: torch.device) -> tuple[Prediction, ...]:
+def predict(target: Sized, draft: Sized | SizedHead, device: torch.device) -> tuple[Prediction, ...]:
     """What speculation may bring if a pass over several tokens costs what one over one token costs."""
     by_bytes = draft.weights.read / target.weights.read
     by_layers = draft.layers / target.layers
@@ -262,6 +300,9 @@ def judge(
     found = [*_fit(memory, all(m.precision == "nf4" for m in (target, draft) if m)), *_model(target, context)]
     if draft is None or likeness is None:
         found.append(("good", "No draft model: it can draft with n-grams or with its own first layers."))
+        if heads := heads_for(target.name):
+            named = " or ".join(f"{head.id} ({head.licence or 'licence: see its card'})" for head in heads)
+            found.append(("good", f"Trained heads are published for it: name one as the draft, {named}."))
     else:
         found += [
             *_tokens(likeness),

@@ -44,9 +44,19 @@ class CataloguePair:
 
 
 @dataclass(frozen=True)
+class CatalogueHead:
+    """A trained head on the Hub, which drafts for `target`; `licence` is None where its card alone tells."""
+
+    id: str
+    target: str
+    licence: str | None
+
+
+@dataclass(frozen=True)
 class Catalogue:
     pairs: tuple[CataloguePair, ...]
     models: dict[str, CatalogueModel]
+    heads: tuple[CatalogueHead, ...]
 
 
 def catalogue() -> tuple[CataloguePair, ...]:
@@ -64,7 +74,8 @@ def read_catalogue(path: Path = CATALOGUE) -> Catalogue:
         )
         for id_, entry in document["models"].items()
     }
-    return Catalogue(tuple(_pair(entry, models) for entry in document["pairs"]), models)
+    heads = tuple(CatalogueHead(h["id"], h["target"], h.get("licence")) for h in document.get("heads", ()))
+    return Catalogue(tuple(_pair(entry, models) for entry in document["pairs"]), models, heads)
 
 
 def _pair(entry: dict[str, Any], models: dict[str, CatalogueModel]) -> CataloguePair:
@@ -88,8 +99,14 @@ def find_pair(target: str, draft: str | None = None) -> CataloguePair | None:
 
 def allowed(target: str | None, draft: str | None) -> bool:
     """Whether a public page may load this: the models of the catalogue, in any combination, or nothing named."""
-    models = read_catalogue().models
-    return all(name is None or name in models for name in (target, draft))
+    known = read_catalogue()
+    drafts = {*known.models, *(head.id for head in known.heads)}
+    return (target is None or target in known.models) and (draft is None or draft in drafts)
+
+
+def heads_for(target: str) -> list[CatalogueHead]:
+    """The trained heads the catalogue knows for a target."""
+    return [head for head in read_catalogue().heads if head.target == target]
 
 
 def relatives(target: str) -> list[CatalogueModel]:

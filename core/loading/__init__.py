@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
 from core.loading import memory
+from core.loading.head import bundled_head, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
 from core.loading.pair import Pair, same_tokens, translate
@@ -64,12 +65,21 @@ def load_pair(
     device = resolve_device(settings.device)
     target_name, draft_name, draft_precision = names_of(settings)
     sources = [read_source(target_name, device, settings.precision, settings.revision, "target", progress, stop)]
+    head = None
     if draft_name is not None:
-        sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
+        head = None if draft_name == POCKET_NAME else head_folder(fetch(draft_name, None, progress, stop))
+        if head is None:
+            sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
     placement = _find_room(sources, device, make_room)
     try:
         models = _load_sources(sources, device, placement, progress, stop)
-        return _ready(models, progress, stop, costs or {}, dynamic)
+        pair = _ready(models, progress, stop, costs or {}, dynamic)
+        if head is not None and draft_name is not None:
+            progress(f"Reading {draft_name}")
+            pair.head = load_head(draft_name, head, pair.target)
+        elif folder := bundled_head(pair.target):
+            pair.head = load_head(folder.name, folder, pair.target)
+        return pair
     except Exception as error:
         if not out_of_memory(error):
             raise

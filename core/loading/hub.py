@@ -42,7 +42,7 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
-from core.errors import Cancelled, UserError
+from core.errors import Cancelled, UserError, refused_pickle
 from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -211,11 +211,8 @@ def _check_folder(folder: Path, name: str) -> Path:
 def _check_names(files: list[str], name: str) -> None:
     if any(f.endswith(".safetensors") for f in files):
         return
-    if any(f.endswith((".bin", ".pt", ".pth", ".ckpt")) for f in files):
-        raise UserError(
-            f"{name} has its weights only as pickle files, which can run code when opened; "
-            "this program loads safetensors only. Convert it, or choose another model."
-        )
+    if pickles := sorted(f for f in files if f.endswith((".bin", ".pt", ".pth", ".ckpt"))):
+        raise UserError(refused_pickle(name, pickles[0]))
     raise UserError(f"{name} has no .safetensors weights; choose a repository or folder that holds them.")
 
 

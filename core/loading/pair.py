@@ -18,17 +18,19 @@ from torch import Tensor
 
 from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_rounds
 from core.errors import UserError
+from core.loading.head import Head
 from core.loading.model import Model
 
 
 @dataclass
 class Pair:
-    """Loaded models; `draft` is None where only the target's own drafters (n-gram, early exit) are wanted, and
-    `translation` is there where the two have different tokens."""
+    """Loaded models; `draft` is None where only the target's own drafters (n-gram, early exit, a head) are wanted, and
+    `translation` is there where the two have different tokens. `head` is a trained head of the target."""
 
     target: Model
     draft: Model | None = None
     translation: Translation | None = None
+    head: Head | None = None
 
     def measure_costs(self) -> tuple[CostTable, CostTable | None]:
         """The cost tables of target and draft, as passes stand in a round; measured once."""

@@ -119,7 +119,7 @@ def bench(
     rows = {name: _summarise(name, found, samples["plain"]) for name, found in samples.items()}
     return {
         "schema": SCHEMA,
-        "environment": describe_environment(pair.target, pair.draft),
+        "environment": describe_environment(pair.target, pair.draft, pair.head),
         "prompts": len(prompts),
         "repeats": repeats,
         "max_new_tokens": base.max_new_tokens,

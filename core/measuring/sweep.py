@@ -196,7 +196,7 @@ def _document(
     return {
         "schema": SCHEMA,
         "kind": "sweep",
-        "environment": describe_environment(pair.target, pair.draft),
+        "environment": describe_environment(pair.target, pair.draft, pair.head),
         "settings": settings.to_dict(),
         "exit_layer": exit_layer(pair.target, settings.exit_layer) if settings.method == "early-exit" else None,
         "same_tokens": pair.translation is None,

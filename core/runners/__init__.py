@@ -22,7 +22,10 @@ from core.runners.host import ids_on
 class Runner(Protocol):
     """What decoding needs of a model. `feed` appends ids [n] and returns logits [n, vocab]; with `rows=r` only the
     last r rows. With `parents` the ids form a tree: parents[i] < i is the index of the token that ids[i] continues, -1
-    for the tokens already in the cache; each sees its ancestors only and stands at the position of its depth."""
+    for the tokens already in the cache; each sees its ancestors only and stands at the position of its depth.
+
+    A target's runner can also be asked to `watch(layers)`: it then keeps the hidden states at these boundaries for
+    every token it feeds, as `core.runners.features.Features` (trained heads draft from them)."""
 
     kind: str
     device: torch.device

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from core.clock import timed_pass
+from core.runners.features import Features, Tap, decoder_stack, shallow
 from core.runners.host import ids_on
 from core.runners.masks import tree_depths, tree_mask
 
@@ -30,6 +31,7 @@ class DynamicRunner:
         self._cache = DynamicCache()
         self._length = 0
         self._fed = 0
+        self._features: tuple[Features, Tap] | None = None
         self.device: torch.device = next(network.parameters()).device
 
     @property
@@ -40,14 +42,25 @@ class DynamicRunner:
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         crop(self._cache, self._length)  # an early-exit view may have run ahead in the first layers
-        logits = forward(self._network, self._cache, self._length, ids, parents, rows)
+        network = self._features[1].network if self._features else self._network
+        logits = forward(network, self._cache, self._length, ids, parents, rows)
+        if self._features:
+            features, tap = self._features
+            features.add(self._length, tap.rows().to(self.device))
         self._fed = len(ids)
         self._length += self._fed
         return logits[:, : self._vocab_size].to(self.device)
 
+    def watch(self, layers: Sequence[int]) -> Features:
+        """From now on, until `reset`, keep the hidden states at these boundaries for every token fed."""
+        self._features = Features(layers, self._length), Tap(self._network, layers)
+        return self._features[0]
+
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)
         crop(self._cache, self._length)
+        if self._features:
+            self._features[0].truncate(self._length)
 
     def keep(self, path: Sequence[int]) -> None:
         base = self._length - self._fed
@@ -57,6 +70,8 @@ class DynamicRunner:
             index = base + ids_on(keys.device, list(path))
             layer.keys = torch.cat([keys[:, :, :base], keys.index_select(2, index)], dim=2)
             layer.values = torch.cat([values[:, :, :base], values.index_select(2, index)], dim=2)
+        if self._features:
+            self._features[0].keep(path)
         self._fed = len(path)
         self._length = base + self._fed
 
@@ -67,6 +82,7 @@ class DynamicRunner:
     def reset(self) -> None:
         self._cache = DynamicCache()
         self._length = self._fed = 0
+        self._features = None
 
 
 class EarlyExitView:
@@ -129,18 +145,11 @@ def crop(cache: DynamicCache, length: int, layers: int | None = None) -> None:
 def early_exit_network(network: nn.Module, layers: int) -> nn.Module:
     """A shallow copy of a causal model that stops after its first layers; shares every weight, changes nothing."""
     prefix: str = network.base_model_prefix  # type: ignore[assignment]
-    short, decoder = _shallow(network), _shallow(getattr(network, prefix))
+    name, decoder, stack = decoder_stack(network)
+    short, decoder = shallow(network), shallow(decoder)
     config = copy.copy(network.config)
-    name, stack = next((k, m) for k, m in decoder._modules.items() if isinstance(m, nn.ModuleList))
-    decoder._modules[name] = nn.ModuleList(list(stack)[:layers])  # type: ignore[arg-type]
+    decoder._modules[name] = nn.ModuleList(list(stack)[:layers])
     config.num_hidden_layers = layers  # type: ignore[union-attr]
     short._modules[prefix] = decoder
     short.config = decoder.config = config  # type: ignore[assignment]
     return short
-
-
-def _shallow(module: nn.Module) -> nn.Module:
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    twin.__dict__.pop("forward", None)  # accelerate's, over several GPUs: bound to the whole model
-    return twin

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.clock import timed_pass
+from core.runners.features import Features
 from core.runners.masks import tree_depths, tree_visible
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -135,6 +136,7 @@ class FusedRunner:
         self._capacity = 0
         self._grow(capacity)
         self.exit: FusedView | None = None
+        self.features: Features | None = None
 
     @property
     def length(self) -> int:
@@ -144,9 +146,13 @@ class FusedRunner:
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         n = len(ids)
-        resumed, at = (self.exit.take(ids, self._length) if self.exit and parents is None else None), 0
+        resumable = self.exit and parents is None and not self.features
+        resumed, at = (self.exit.take(ids, self._length) if self.exit and resumable else None), 0
         if resumed is None:
-            hidden = self.through(0, len(self._net.layers), self._net.embedding[ids], self._length, parents)
+            noted: dict[int, Any] | None = dict.fromkeys(self.features.layers) if self.features else None
+            hidden = self.through(0, len(self._net.layers), self._net.embedding[ids], self._length, parents, noted)
+            if self.features and noted:
+                self.features.add(self._length, torch.cat([noted[i] for i in self.features.layers], 1))
         else:
             at, held = self.exit.layers, resumed  # type: ignore[union-attr]
             rest = self.through(0, at, self._net.embedding[ids[len(held) :]], self._length + len(held), None)
@@ -155,8 +161,15 @@ class FusedRunner:
         self._length += n
         return self._net.logits(hidden[n - (rows or n) :])[:, : self._vocab_size]
 
+    def watch(self, layers: Sequence[int]) -> Features:
+        """From now on, until `reset`, keep the hidden states at these boundaries for every token fed."""
+        self.features = Features(layers, self._length)
+        return self.features
+
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)
+        if self.features:
+            self.features.truncate(self._length)
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
@@ -165,6 +178,8 @@ class FusedRunner:
             index = base + torch.tensor(list(path))
             for held in (self._keys, self._values):
                 held[:, :, base : base + len(path)] = held.index_select(2, index)
+        if self.features:
+            self.features.keep(path)
         self._fed = len(path)
         self._length = base + self._fed
 
@@ -175,10 +190,19 @@ class FusedRunner:
 
     def reset(self) -> None:
         self._length = self._fed = 0
-        self.exit = None
+        self.exit = self.features = None
 
-    def through(self, first: int, last: int, hidden: Tensor, start: int, parents: Sequence[int] | None) -> Tensor:
-        """Run hidden [n, width] through layers first … last-1 as the tokens from position `start` on."""
+    def through(
+        self,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        start: int,
+        parents: Sequence[int] | None,
+        noted: dict[int, Any] | None = None,
+    ) -> Tensor:
+        """Run hidden [n, width] through layers first … last-1 as the tokens from position `start` on; what enters the
+        layers that `noted` names is put there."""
         net, n = self._net, len(hidden)
         end = start + n
         if end > self._capacity:
@@ -193,6 +217,8 @@ class FusedRunner:
         group, size, turned = net.heads // net.kv_heads, net.head_size, net.heads + net.kv_heads
         for i in range(first, last):
             layer = net.layers[i]
+            if noted is not None and i in noted:
+                noted[i] = hidden
             x = F.rms_norm(hidden, (net.width,), layer.norms[0], net.eps)
             qkv = layer.qkv(x).view(n, turned + net.kv_heads, size)
             qk, v = qkv[:, :turned], qkv[:, turned:]
@@ -221,6 +247,8 @@ class FusedRunner:
             x = F.rms_norm(hidden, (net.width,), layer.norms[1], net.eps)
             gate, up = layer.gate_up(x).chunk(2, -1)
             hidden = hidden + layer.down(F.silu(gate) * up)
+        if noted is not None and last in noted:
+            noted[last] = hidden
         return hidden
 
     def _causal(self, n: int, start: int) -> Tensor:

@@ -20,6 +20,7 @@ from core.clock import off_the_clock, synchronise, timed_pass
 from core.errors import first_line
 from core.runners.check import unlike
 from core.runners.dynamic import DynamicRunner, early_exit_network
+from core.runners.features import Features, Tap
 from core.runners.static_cache import Inputs, StaticStore, run_pass
 
 CAPTURED_AT_ONCE = 17
@@ -70,8 +71,10 @@ class GraphRunner:
         self._store = StaticStore(network, capacity, limit)
         self.device = self._store.device
         self._eager = eager or self.device.type != "cuda"
-        self._passes: dict[int | None, Passes] = {None: self._new_passes(network)}
+        self._passes: dict[Any, Passes] = {None: self._new_passes(network)}
+        """By what a pass runs: all layers (None), the first so many, or all with the features of some (a tuple)."""
         self._length = self._fed = 0
+        self._features: Features | None = None
 
     @property
     def length(self) -> int:
@@ -83,18 +86,32 @@ class GraphRunner:
 
     @timed_pass
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
-        logits = self.run(None, ids, self._length, parents, rows)
+        logits, features = self.run(self._features.layers if self._features else None, ids, self._length, parents, rows)
+        if self._features and features is not None:
+            self._features.add(self._length, features)
         self._fed = len(ids)
         self._length += self._fed
         return logits
 
+    def watch(self, layers: Sequence[int]) -> Features:
+        """From now on, until `reset`, keep the hidden states at these boundaries for every token fed."""
+        self._features = Features(layers, self._length)
+        if self._features.layers not in self._passes:
+            tap = Tap(self._network, layers)
+            self._passes[self._features.layers] = self._new_passes(tap.network, tap)
+        return self._features
+
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)
+        if self._features:
+            self._features.truncate(self._length)
 
     def keep(self, path: Sequence[int]) -> None:
         base = self._length - self._fed
         if list(path) != list(range(len(path))):
             self._store.compact(base, path)
+        if self._features:
+            self._features.keep(path)
         self._fed = len(path)
         self._length = base + self._fed
 
@@ -106,20 +123,23 @@ class GraphRunner:
 
     def reset(self) -> None:
         self._length = self._fed = 0
+        self._features = None
         self._store.clear()
 
     @torch.inference_mode()
     def run(
-        self, layers: int | None, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int | None
-    ) -> Tensor:
-        """Feed ids [n] at position `start` through the first `layers` layers (None: all); logits [rows or n, vocab]."""
+        self, layers: Any, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Feed ids [n] at position `start` through the first `layers` layers (None: all; a tuple: all, noting what is
+        at these boundaries); logits [rows or n, vocab] and the features [n, …] asked for."""
         if self._store.reserve(start + len(ids)):
             for passes in self._passes.values():
                 passes.forget()
-        return self._passes[layers](ids, start, parents, rows or len(ids))[:, : self.vocab_size]
+        logits, features = self._passes[layers](ids, start, parents, rows or len(ids))
+        return logits[:, : self.vocab_size], features
 
-    def _new_passes(self, network: nn.Module) -> Passes:
-        return Passes(network, self._store, self._eager)
+    def _new_passes(self, network: nn.Module, tap: Tap | None = None) -> Passes:
+        return Passes(network, self._store, self._eager, tap)
 
 
 class GraphView:
@@ -141,7 +161,7 @@ class GraphView:
     @timed_pass
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         start = self.length
-        logits = self._full.run(self.layers, ids, start, parents, rows)
+        logits, _ = self._full.run(self.layers, ids, start, parents, rows)
         self._length = start + len(ids)
         return logits
 
@@ -155,8 +175,9 @@ class GraphView:
 class Passes:
     """The passes of one network over a static cache, replayed where they are captured and eager elsewhere."""
 
-    def __init__(self, network: nn.Module, store: StaticStore, eager: bool) -> None:
+    def __init__(self, network: nn.Module, store: StaticStore, eager: bool, tap: Tap | None = None) -> None:
         self._network = network
+        self._tap = tap
         self._store = store
         self._eager = eager
         self._captured: dict[tuple[int, int, bool], Captured] = {}
@@ -164,16 +185,21 @@ class Passes:
         self._side: Any = None
         self.failure: str | None = None
 
-    def __call__(self, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int) -> Tensor:
-        """Feed ids [n] at position `start`; the last `rows` rows of logits, the caller's to keep."""
+    def __call__(
+        self, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Feed ids [n] at position `start`; the last `rows` rows of logits and, of a tapped network, the features of
+        all rows, the caller's to keep."""
         n, store = len(ids), self._store
         store.window.start.fill_(start)
         store.window.reach = store.reach_for(start + n)
         key = (n, store.window.reach, parents is not None)
         if self._worth_capturing(key) and (captured := self._capture(key, ids, parents)):
-            # The next replay of any graph of the pool may overwrite the logits.
-            return captured.replay(ids, parents)[n - rows :].clone()
-        return run_pass(self._network, store, Inputs(ids, parents), rows)
+            # The next replay of any graph of the pool may overwrite them.
+            logits, features = captured.replay(ids, parents)
+            return logits[n - rows :].clone(), None if features is None else features.clone()
+        logits = run_pass(self._network, store, Inputs(ids, parents), rows)
+        return logits, self._tap.rows() if self._tap else None
 
     def forget(self) -> None:
         """The addresses have changed: captured passes are void."""
@@ -195,7 +221,9 @@ class Passes:
                 if self._side is None:
                     self._side = torch.cuda.Stream(self._store.device), torch.cuda.graph_pool_handle()
                 with off_the_clock(self._store.device):
-                    self._captured[key] = Captured(self._network, self._store, Inputs(ids, parents), *self._side)
+                    self._captured[key] = Captured(
+                        self._network, self._store, Inputs(ids, parents), self._tap, *self._side
+                    )
             except Exception as error:  # a kernel that synchronises, no memory left …: eager passes still work
                 self.failure = f"its passes cannot be captured: {first_line(error, 160)}"
                 self.forget()
@@ -206,7 +234,9 @@ class Passes:
 class Captured:
     """One pass as a CUDA graph, with the inputs and the output at their fixed addresses."""
 
-    def __init__(self, network: nn.Module, store: StaticStore, inputs: Inputs, stream: Any, pool: Any) -> None:
+    def __init__(
+        self, network: nn.Module, store: StaticStore, inputs: Inputs, tap: Tap | None, stream: Any, pool: Any
+    ) -> None:
         self._inputs = inputs
         self._graph = torch.cuda.CUDAGraph()
         n = len(inputs.ids)
@@ -223,14 +253,15 @@ class Captured:
                 torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 self._logits = run_pass(network, store, inputs, n)
+                self._features = tap.rows() if tap else None
         torch.cuda.current_stream(store.device).wait_stream(stream)
         self._graph.replay()  # the first replay also moves the graph to the device
 
-    def replay(self, ids: Tensor, parents: Sequence[int] | None) -> Tensor:
-        """Logits [n, padded vocab], good until the next replay."""
+    def replay(self, ids: Tensor, parents: Sequence[int] | None) -> tuple[Tensor, Tensor | None]:
+        """Logits [n, padded vocab] and the features [n, …] of a tapped network, good until the next replay."""
         self._inputs.set(ids, parents)
         self._graph.replay()
-        return self._logits
+        return self._logits, self._features
 
 
 @contextmanager

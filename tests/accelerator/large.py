@@ -79,7 +79,7 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
     bandwidth = describe_bandwidth(pair.target, pair.target.costs(1), CONTEXT)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     document = {
-        "environment": describe_environment(pair.target, pair.draft),
+        "environment": describe_environment(pair.target, pair.draft, pair.head),
         "small": small,
         "prompt": scale.prompt,
         "new_tokens": scale.tokens,

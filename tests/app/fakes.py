@@ -160,7 +160,7 @@ class FakeEngine(Engine):
         self.acceptance = acceptance
 
     def load(self, settings: Settings, progress: Callable[[str], None] | None = None) -> Any:
-        return SimpleNamespace(target=None, draft=None)
+        return SimpleNamespace(target=None, draft=None, head=None)
 
     def is_loaded(self, settings: Settings) -> bool:
         return True

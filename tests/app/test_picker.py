@@ -15,7 +15,7 @@ from app.serving.turns import guarded, with_pair
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
 from app.sidebar.picker import OTHER, Picker, card_html, choices, facts, reasons_of, trouble_html
 from core.errors import Cancelled, UserError
-from core.records import Settings
+from core.settings import HEAD, Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
 STARTED = Settings("own/target", "own/draft", revision="v1")
@@ -104,7 +104,11 @@ def test_the_card_escapes_names_and_tells_the_facts():
 
 def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
     found = inspection(Settings())
-    assert set(reasons_of(found).values()) == {None}
+    refused = {method: reason for method, reason in reasons_of(found).items() if reason}
+    assert refused == {"head": "no trained head of the target is named"}
+    head = reasons_of({**found, "draft": {**found["draft"], "model_type": HEAD}})
+    assert [m for m, reason in head.items() if reason is None] == ["plain", "ngram", "early-exit", "head"]
+    assert "trained head" in head["draft"]
     other = reasons_of({**found, "likeness": {"same": False, "usable": True}})
     assert other["draft"] is None
     assert "own tokens" in other["tree"]
@@ -157,7 +161,9 @@ def test_strangers_get_what_is_offered_by_every_way(monkeypatch, asked, allowed,
     engine = Engine(STARTED)
     engine.public = True
     reached = []
-    pair = SimpleNamespace(target=SimpleNamespace(device=SimpleNamespace(type="cpu"), weight_bytes=int), draft=None)
+    pair = SimpleNamespace(
+        target=SimpleNamespace(device=SimpleNamespace(type="cpu"), weight_bytes=int), draft=None, head=None
+    )
     monkeypatch.setattr("core.loading.fetch_pair", lambda *_: reached.append(1))
     monkeypatch.setattr("core.loading.load_pair", lambda *_: reached.append(1) or pair)
     report = SimpleNamespace(to_dict=dict)
@@ -191,7 +197,7 @@ class Loads:
         if self.error:
             raise self.error
         model = SimpleNamespace(device=SimpleNamespace(type=self.device), weight_bytes=lambda: 1000)
-        return SimpleNamespace(target=model, draft=None, name=settings.target, make_room=make_room)
+        return SimpleNamespace(target=model, draft=None, head=None, name=settings.target, make_room=make_room)
 
 
 def test_two_loads_at_once_take_turns_and_share_what_is_the_same(monkeypatch):

@@ -147,6 +147,22 @@ def test_llama_cpp_converts_both_models_first():
     assert "--spec-type ngram-simple,draft-simple" in mixed
 
 
+def test_a_trained_head_is_eagle3_elsewhere():
+    head = Deployment(replace(HUB, method="head", draft="org/head"), 4, "bf16", head="a head")
+    command = words(vllm(head).command)
+    config = json.loads(command[command.index("--speculative-config") + 1])
+    assert config == {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 4}
+    warm = replace(head, settings=replace(head.settings, temperature=0.7))
+    assert '"draft_sample_method": "gumbel"' in vllm(warm).command
+    options = dict(pairwise(words(sglang(head).command)))
+    assert options["--speculative-algorithm"] == "EAGLE3"
+    assert options["--speculative-draft-model-path"] == "org/head"
+    bundled = replace(head, settings=replace(head.settings, draft=None), head="small")
+    assert '"model": "assets/heads/small"' in vllm(bundled).command
+    for engine in (llama_cpp, transformers):
+        assert not engine(head).command and engine(head).notes
+
+
 @pytest.mark.parametrize("method", ["early-exit", "tree"])
 def test_what_an_engine_cannot_do_is_said_and_not_invented(method):
     deployment = Deployment(replace(HUB, method=method), 4, "bf16", exit_layer=2)

@@ -16,6 +16,7 @@ from core.decoding import speculative
 from core.drafting import Drafter
 from core.drafting.length import Controller, Fixed
 from core.records import Run, Settings
+from core.runners.features import Features
 from core.sampling import Sampling
 
 VOCABULARY, BLOCK = 5, 3
@@ -43,6 +44,7 @@ class LookupRunner:
         self.rows: list[int] = []
         self.length = 0
         self._fed = 0
+        self._features: Features | None = None
 
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         del self.rows[self.length :]
@@ -51,17 +53,28 @@ class LookupRunner:
             parent = i - 1 if parents is None else parents[i]
             before = fed[parent] if parent >= 0 else self.rows[-1] if self.rows else ROW[()]
             fed.append(NEXT[before][token])
+        if self._features:
+            self._features.add(self.length, self.logits[fed].repeat(1, len(self._features.layers)))
         self.rows += fed
         self.length, self._fed = len(self.rows), len(fed)
         return self.logits[fed if rows is None else fed[-rows:]]
 
+    def watch(self, layers: Sequence[int]) -> Features:
+        """In place of hidden states: the logits after each token, once for every layer."""
+        self._features = Features(layers, self.length)
+        return self._features
+
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
         del self.rows[self.length :]
+        if self._features:
+            self._features.truncate(self.length)
 
     def keep(self, path: Sequence[int]) -> None:
         base = self.length - self._fed
         self.rows[base:] = [self.rows[base + i] for i in path]
+        if self._features:
+            self._features.keep(path)
         self.length, self._fed = len(self.rows), len(path)
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from core.inspecting.catalogue import allowed, catalogue, find_pair, read_catalogue, relatives
+from core.inspecting.catalogue import allowed, catalogue, find_pair, heads_for, read_catalogue, relatives
 from core.inspecting.files import catalogue_config
 from core.loading.memory import NF4, cache_bytes, skeleton, weights, workspace_bytes
 
@@ -105,3 +105,16 @@ def test_a_public_page_loads_the_catalogue_only():
     assert allowed("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B")
     assert not allowed("Qwen/Qwen3-4B", "someone/else")
     assert not allowed("/etc", None)
+
+
+def test_heads_are_named_for_their_targets():
+    """Where the licence is not known here, the head's own card tells it."""
+    heads = read_catalogue().heads
+    assert len({head.id for head in heads}) == len(heads)
+    assert all(re.fullmatch(r"[\w-]+/[\w.-]+", head.id) for head in heads)
+    for target in ("meta-llama/Llama-3.1-8B-Instruct", "openai/gpt-oss-20b", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-32B"):
+        assert heads_for(target)
+        assert all(head.target == target for head in heads_for(target))
+    assert heads_for("someone/else") == []
+    assert allowed("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3")
+    assert not allowed("Qwen/Qwen3-8B", "someone/head") and not allowed("AngelSlim/Qwen3-8B_eagle3", None)

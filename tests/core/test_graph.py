@@ -218,14 +218,19 @@ class Traced:
     """Stands in for a CUDA graph on a CPU: the operations of one pass, recorded once with every number of the host
     baked in, and run again on the same tensors. What a pass asks of the host anew would be missing from it."""
 
-    def __init__(self, network, store, inputs, stream, pool):
+    def __init__(self, network, store, inputs, tap, stream, pool):
+        def one_pass():
+            logits = run_pass(network, store, inputs, len(inputs.ids))
+            return (logits, tap.rows()) if tap else (logits,)
+
         self._inputs = inputs
-        self._graph = make_fx(lambda: run_pass(network, store, inputs, len(inputs.ids)))()
-        self._logits = self._graph()
+        self._graph = make_fx(one_pass)()
+        self._outputs = self._graph()
 
     def replay(self, ids, parents):
         self._inputs.set(ids, parents)
-        return self._logits.copy_(self._graph())
+        outputs = [held.copy_(new) for held, new in zip(self._outputs, self._graph())]
+        return outputs[0], outputs[1] if len(outputs) > 1 else None
 
 
 @pytest.fixture
@@ -245,11 +250,14 @@ def traced(monkeypatch):
     return runner
 
 
+@pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
-def test_a_recorded_pass_is_as_good_as_a_new_one(architecture, traced):
-    """Recorded at one length, tree and text, replayed at others: positions, masks and slots follow the buffers."""
+def test_a_recorded_pass_is_as_good_as_a_new_one(architecture, watched, traced):
+    """Recorded at one length, tree and text, replayed at others: positions, masks and slots follow the buffers, and so
+    do the features."""
     network = target_of(architecture)
     own, ours = DynamicRunner(network, VOCABULARY), traced(network, capacity=16)
+    features = [runner.watch([1, 2]) for runner in (own, ours)] if watched else []
     prompt = torch.tensor(random_prompt(60))
     trees = [TREE, [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 0, 0]]
 
@@ -267,5 +275,7 @@ def test_a_recorded_pass_is_as_good_as_a_new_one(architecture, traced):
         both(lambda runner, at=repeat, parents=parents: runner.feed(prompt[at : at + len(parents)], parents))
         both(lambda runner, path=[[0, 2, 5], [0, 1, 2], [0, 3]][repeat]: runner.keep(path))
         both(lambda runner, at=repeat: runner.view(1).feed(prompt[at : at + 2]))
+    if watched:
+        torch.testing.assert_close(*(found.take(own.length) for found in features), **CLOSE)
     assert ours.failure is None
     assert sum(len(passes._captured) for passes in ours._passes.values()) >= 3

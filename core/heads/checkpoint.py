@@ -1,0 +1,230 @@
+"""Trained heads on disk: the published formats in, the original one out.
+
+Known are the original format and SpecForge's and AngelSlim's (`midlayer.*`, a flat config), and that of vLLM's
+speculators (`layers.0.*`, the shape in `transformer_layer_config`). `d2t` holds offsets in all of them: the target's
+id of draft id i is i + d2t[i]. Weights are safetensors alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from core.errors import UserError, refused_pickle
+from core.heads.network import HeadConfig, HeadNetwork
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+OPTIONAL = {"d2t", "t2d"}
+IGNORED = {"verifier_norm.weight", "verifier_lm_head.weight"}
+"""Copies of the target's own that speculators may have saved for its training."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the config and the weights' headers of a head say. `shape` has every field of HeadConfig but `aux_layers`;
+    `layers` are the target's layers it reads by the config's own count (None: the usual ones), and `open` tells that
+    the config leaves open whether they are counted by what enters a layer or by what leaves it."""
+
+    shape: dict[str, Any]
+    features: int
+    layers: tuple[int, ...] | None
+    open: bool
+    verifier: str | None
+
+    def candidates(self, depth: int) -> list[tuple[int, ...]]:
+        """The boundaries of a target of `depth` layers that may be meant, the likelier first."""
+        if self.layers is None:
+            return [usual_layers(depth)]
+        both = [self.layers, tuple(i + 1 for i in self.layers)] if self.open else [self.layers]
+        return [layers for layers in both if all(0 <= i <= depth for i in layers)]
+
+    def config(self, layers: tuple[int, ...]) -> HeadConfig:
+        return HeadConfig(aux_layers=layers, **self.shape)
+
+
+def usual_layers(depth: int) -> tuple[int, ...]:
+    """Low, middle and high, as EAGLE-3 takes them; distinct where there are layers enough for it."""
+    return 2, depth // 2, depth - 3
+
+
+def is_head(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a draft head and not of a model that could write by itself."""
+    names = " ".join(config.get("architectures") or ()).lower()
+    return bool("eagle" in names or "draft_vocab_size" in config or "speculators_model_type" in config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder, empty where there is none that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def describe_head(folder: Path, name: str) -> Description:
+    """What a folder with a head says of it. Raises UserError where it is none that can be run."""
+    return describe(read_config(folder), _sizes(_weights_file(folder, name)), name)
+
+
+def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], name: str) -> Description:
+    """The same from a config and the shapes of the tensors."""
+    kind = config.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise UserError(f"{name} is a speculator of the kind {kind}; of trained heads, EAGLE-3 ones can be run.")
+    sizes = {_original(key): shape for key, shape in shapes.items()}
+    if "fc.weight" not in sizes or "midlayer.self_attn.q_proj.weight" not in sizes:
+        raise UserError(f"{name} has no weights of an EAGLE-3 head; heads of EAGLE-1 and 2 and others cannot be run.")
+    try:
+        return _describe(config, sizes)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{name} cannot be read as a head: its config.json lacks or garbles {error}.") from error
+
+
+def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> Description:
+    shape = {**config, **config.get("transformer_layer_config", {})}
+    nested = config.get("eagle_config") or {}
+    if shape.get("num_hidden_layers", 1) != 1:
+        raise ValueError("num_hidden_layers, which must be 1")
+    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
+    target_width = int(config.get("target_hidden_size") or hidden)
+    plain = config.get(LAYER_IDS)
+    layers = plain or nested.get(LAYER_IDS)
+    fc_norm = bool(config.get("fc_norm"))
+    fed_back = bool(config.get("norm_output"))
+    if "speculators_model_type" not in config:
+        # The same word means the norm before lm_head in SpecForge's configs, which every head has.
+        fed_back = bool(config.get("norm_output_feedback", fed_back and fc_norm))
+    draft_vocabulary = sizes["lm_head.weight"][0]
+    vocabulary = sizes["t2d"][0] if "t2d" in sizes else shape.get("vocab_size", draft_vocabulary)
+    return Description(
+        shape={
+            "hidden_size": hidden,
+            "intermediate_size": int(shape["intermediate_size"]),
+            "heads": heads,
+            "kv_heads": int(shape.get("num_key_value_heads") or heads),
+            "head_dim": int(shape.get("head_dim") or hidden // heads),
+            "vocab_size": int(vocabulary),
+            "draft_vocab_size": draft_vocabulary,
+            "target_hidden_size": target_width,
+            "rms_norm_eps": float(shape.get("rms_norm_eps", 1e-6)),
+            "rope": _rope(shape),
+            "max_positions": int(shape.get("max_position_embeddings", 2048)),
+            "norm_before_residual": bool(config.get("norm_before_residual", nested.get("norm_before_residual"))),
+            "norm_before_fc": "input_norm.weight" in sizes,
+            "fc_norm": "fc_norm.0.weight" in sizes,
+            "norm_output": fed_back,
+            "attention_bias": "midlayer.self_attn.q_proj.bias" in sizes,
+            "qk_norm": "midlayer.self_attn.q_norm.weight" in sizes,
+            "own_embedding": "embed_tokens.weight" in sizes,
+        },
+        features=sizes["fc.weight"][1] // target_width,
+        layers=tuple(map(int, layers)) if layers else None,
+        open=plain is None,
+        verifier=((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path"),
+    )
+
+
+def _rope(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The head's own rotary positions, whatever its target's are, as transformers 5 writes them."""
+    rope = dict(shape.get("rope_parameters") or shape.get("rope_scaling") or {})
+    rope["rope_type"] = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    rope.setdefault("rope_theta", float(shape.get("rope_theta") or 10000.0))
+    return rope
+
+
+def _weights_file(folder: Path, name: str) -> Path:
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise UserError(f"{name} has its weights in {len(files)} files; a head's are expected in one.")
+    if pickles := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]):
+        raise UserError(refused_pickle(name, pickles[0].name))
+    raise UserError(f"{name} has no .safetensors weights.")
+
+
+def _sizes(file: Path) -> dict[str, tuple[int, ...]]:
+    with safe_open(file, framework="pt") as weights:
+        return {key: tuple(weights.get_slice(key).get_shape()) for key in weights.keys()}  # noqa: SIM118
+
+
+def _original(key: str) -> str:
+    return key.replace("layers.0.", "midlayer.", 1) if key.startswith("layers.0.") else key
+
+
+def load_weights(folder: Path, name: str, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadNetwork:
+    """The head of a folder on a device. Raises UserError where weights and config do not fit each other."""
+    tensors = {_original(key): value for key, value in load_file(_weights_file(folder, name)).items()}
+    network = _cast(HeadNetwork(config), dtype)
+    if "d2t" not in tensors and config.draft_vocab_size != config.vocab_size:
+        raise UserError(f"{name} proposes {config.draft_vocab_size:,} tokens and does not say which (d2t is missing).")
+    own = {key: value for key, value in tensors.items() if key not in IGNORED | OPTIONAL}
+    try:
+        missing, unexpected = network.load_state_dict(own, strict=False)
+    except RuntimeError as error:
+        raise UserError(f"{name} cannot be loaded: its weights do not have the shapes its config says.") from error
+    if lost := [*sorted(set(missing) - OPTIONAL - {k for k in missing if k.startswith("rotary.")}), *unexpected]:
+        raise UserError(f"{name} cannot be loaded: its weights do not fit its config ({lost[0]}).")
+    offsets = tensors.get("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
+    ids = torch.arange(config.draft_vocab_size) + offsets
+    if len(ids.unique()) < len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
+        raise UserError(f"{name} maps its draft tokens to ids that its target cannot have (d2t is not of offsets).")
+    network.set_draft_ids(ids)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _cast(network: HeadNetwork, dtype: torch.dtype) -> HeadNetwork:
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return network
+
+
+def save_head(network: HeadNetwork, folder: Path, dtype: torch.dtype = torch.bfloat16, **entries: Any) -> None:
+    """Write a head in the original format, which vLLM, SGLang and this project read; `entries` go to its config.json
+    (such as `target`, whose model it is for)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu() for key, value in network.state_dict().items() if not key.startswith("rotary")}
+    tensors = {key: (t.to(dtype) if t.is_floating_point() else t).contiguous() for key, t in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    document = {**config_document(network.config, dtype), **entries}
+    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json of the original format. The layers are named at its top, where vLLM reads them as boundaries."""
+    rope = {key: value for key, value in config.rope.items() if key != "rope_theta"}
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.get("rope_theta", 10000.0),
+        "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope,
+        "max_position_embeddings": config.max_positions,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        LAYER_IDS: list(config.aux_layers),
+        "attention_bias": config.attention_bias,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "norm_output_feedback": config.norm_output,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }

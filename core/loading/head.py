@@ -1,0 +1,160 @@
+"""A trained head for a loaded target: found, checked against it, and read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.errors import UserError
+from core.heads.checkpoint import Description, describe_head, is_head, load_weights, read_config
+from core.heads.network import HeadConfig
+from core.heads.runner import FusedHead, HeadRunner
+from core.heads.timing import HeadCosts, time_head
+from core.loading.model import Model
+from core.loading.precision import POCKET
+
+BUNDLED = POCKET.parent / "heads"
+SAMPLE = 192
+"""Tokens of text by which the numbering of a head's layers is settled."""
+
+
+@dataclass
+class Head:
+    """A trained head on its target's device. `layers` are the boundaries of the target whose hidden states it reads."""
+
+    name: str
+    fused: FusedHead
+    precision: str
+    notes: list[str] = field(default_factory=list)
+    costs: HeadCosts | None = None
+
+    @property
+    def config(self) -> HeadConfig:
+        return self.fused.config
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.config.aux_layers
+
+    def weight_bytes(self) -> int:
+        """Bytes of its own parameters as they lie in memory; the embedding it borrows is its target's."""
+        return sum(p.numel() * p.element_size() for p in self.fused.network.parameters())
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.fused.network.parameters())
+
+    def measure_costs(self, target: Model) -> HeadCosts:
+        """What its passes cost here, where they stand in a round; measured once."""
+        if self.costs is None:
+            with target.lease() as runner:
+                self.costs = time_head(runner, self.fused, target.short_context((16,)))
+        return self.costs
+
+
+def head_folder(folder: Path) -> Path | None:
+    """The folder itself where it holds a trained head and not a model."""
+    return folder if is_head(read_config(folder)) else None
+
+
+def load_head(name: str, folder: Path, target: Model, dtype: torch.dtype | None = None) -> Head:
+    """The head of a folder for this target. Raises UserError where it is none, or one for another target."""
+    found = describe_head(folder, name)
+    candidates = check_target(found, name, target)
+    embedding: Tensor = target.network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+    dtype = dtype or best_dtype(target.device)
+    network = load_weights(folder, name, found.config(candidates[0]), dtype, target.device)
+    head = Head(name, FusedHead(network, embedding, target.vocab_size), str(dtype).removeprefix("torch."))
+    if len(candidates) > 1:
+        settle_layers(head, target, candidates)
+    return head
+
+
+def best_dtype(device: torch.device) -> torch.dtype:
+    """What a head's passes are fastest in."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def check_target(found: Description, name: str, target: Model) -> list[tuple[int, ...]]:
+    """The boundaries of this target that the head may mean. Raises UserError where it cannot be for this target."""
+    return fitting_layers(found, name, target.config, target.name)
+
+
+def fitting_layers(found: Description, name: str, config: Any, target: str) -> list[tuple[int, ...]]:
+    """The same by the config of the target's text part."""
+    depth = config.num_hidden_layers
+    width, vocabulary = found.shape["target_hidden_size"], found.shape["vocab_size"]
+    if (width, vocabulary) != (config.hidden_size, config.vocab_size):
+        raise UserError(
+            f"{name} is a head for another target: one of hidden size {width:,} and {vocabulary:,} tokens, where "
+            f"{target} has {config.hidden_size:,} and {config.vocab_size:,}."
+        )
+    candidates = [layers for layers in found.candidates(depth) if len(layers) == found.features]
+    candidates = [layers for layers in candidates if all(0 <= i <= depth for i in layers)]
+    if not candidates or len(set(candidates[0])) < len(candidates[0]):
+        raise UserError(f"{name} reads {found.features} layers that {target} with its {depth} layers has not.")
+    return candidates
+
+
+def settle_layers(head: Head, target: Model, candidates: list[tuple[int, ...]]) -> None:
+    """Where a config leaves open how layers are counted, take the count by which the head is right more often."""
+    agreement = {layers: measure_agreement(head.fused, target, layers) for layers in candidates}
+    best = max(candidates, key=lambda layers: agreement[layers])
+    head.fused.config = head.fused.network.config = replace(head.config, aux_layers=best)
+    shares = " and ".join(f"{agreement[layers]:.0%} with {', '.join(map(str, layers))}" for layers in candidates)
+    head.notes.append(
+        "Its config leaves open whether its layers are counted by what enters or by what leaves them; its first guess "
+        f"was the target's own in {shares}, so it reads what enters {', '.join(map(str, best))}."
+    )
+
+
+@torch.inference_mode()
+def measure_agreement(head: FusedHead, target: Model, layers: tuple[int, ...]) -> float:
+    """How often the head's first proposal is the target's choice on a few lines of text, read at these boundaries."""
+    from core.text import read_prompts  # it needs the tokenizers of this package
+
+    text = "\n\n".join(prompt.text for prompt in read_prompts())
+    ids = torch.tensor(target.tokenizer.encode(text)[: min(SAMPLE, target.context_length)], device=target.device)
+    with target.lease() as runner:
+        features = runner.watch(layers)
+        choices = runner.feed(ids).argmax(-1)
+        output = HeadRunner(head, len(ids)).read(ids[1:], features.take(len(ids) - 1))
+    guesses = head.target_ids[head.logits(output).argmax(-1)]
+    return (guesses == choices[1:]).float().mean().item()
+
+
+def identify(target: Model) -> dict[str, Any]:
+    """What tells a target from others, whatever format it was loaded from: the entry `target` of a bundled head."""
+    config = target.config
+    vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()), ensure_ascii=True).encode()
+    return {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "vocab_size": config.vocab_size,
+        "tokenizer": hashlib.sha256(vocabulary).hexdigest(),
+    }
+
+
+def bundled_head(target: Model) -> Path | None:
+    """The folder of the bundled head that was trained for this target."""
+    identity: dict[str, Any] | None = None
+    for folder, config in bundled_heads():
+        wanted = dict(config.get("target") or {})
+        if wanted.get("hidden_size") == target.config.hidden_size:
+            identity = identity or identify(target)
+            if identity.items() <= wanted.items():
+                return folder
+    return None
+
+
+def bundled_heads() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for folder in sorted(BUNDLED.glob("*/")):
+        if is_head(config := read_config(folder)):
+            yield folder, config

@@ -1,0 +1,154 @@
+"""A trained head's cache and features are exact after every round, and its passes are those of its network."""
+
+import pytest
+import torch
+from heads import VARIANTS, fused_head, random_head, taught_head, true_features
+from tiny import VOCABULARY, random_prompt, target_of, target_runner
+
+from core.decoding import take_step
+from core.drafting.head import HeadDrafter
+from core.heads.runner import HeadRunner
+from core.progress import never
+from core.runners import prefill
+from core.sampling import Sampling, Uniforms
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CPU = torch.device("cpu")
+KINDS = ("llama", "gemma3_text", "gpt2", "llama fused", "qwen3 fused", "llama graph", "gpt2 graph")
+
+
+def outputs_afresh(network, target, context):
+    """What the head says after a text, computed at once from transformers' own hidden states: the output [n, hidden]
+    for every token but the first."""
+    ids = torch.tensor([context])
+    states = true_features(target, ids[:, :-1], network.config.aux_layers)
+    output, _ = network(embed(network, target, ids[:, 1:]), network.join(states), torch.arange(len(context) - 1))
+    return output[0]
+
+
+def embed(network, target, ids):
+    """Unscaled: Gemma multiplies its own, which the head's norm all but undoes."""
+    table = network.embed_tokens if network.config.own_embedding else target.get_input_embeddings()
+    return torch.nn.functional.embedding(ids, table.weight)
+
+
+def drafter_for(target, network, kind, sampling):
+    runner = HeadRunner(fused_head(network, target_of(kind)), capacity=8)
+    return HeadDrafter(runner, target.watch(network.config.aux_layers), sampling)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_reading_is_the_network_s_own_pass(variant):
+    """In one piece or several, growing its cache on the way."""
+    network = random_head(**VARIANTS[variant])
+    target, text = target_of("llama"), random_prompt(30)
+    expected = outputs_afresh(network, target, text)
+    features = true_features(target, torch.tensor([text[:-1]]), network.config.aux_layers)[0]
+    runner = HeadRunner(fused_head(network, target), capacity=8)
+    ids = torch.tensor(text[1:])
+    found = [runner.read(ids[a:b], features[a:b]) for a, b in ((0, 7), (7, 8), (8, 29))]
+    torch.testing.assert_close(torch.cat(found), expected, **CLOSE)
+    torch.testing.assert_close(runner.head.logits(found[-1]), network.logits(expected[8:]), **CLOSE)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_drafting_on_is_the_network_s_recurrent_pass(variant):
+    """Each row sees the text and its own chain, and takes the head's own output in place of features."""
+    network = random_head(**VARIANTS[variant])
+    target, text, chain = target_of("llama"), random_prompt(20), [3, 8, 22]
+    features = true_features(target, torch.tensor([text[:-1]]), network.config.aux_layers)
+    output, past = network(embed(network, target, torch.tensor([text[1:]])), network.join(features), torch.arange(19))
+    expected = []
+    output = output[:, -1:]
+    for i, token in enumerate(chain):
+        output, (k, v) = network(
+            embed(network, target, torch.tensor([[token]])), network.feed_back(output), torch.tensor([19 + i]), past
+        )
+        past = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        expected.append(output[0])
+    runner = HeadRunner(fused_head(network, target), capacity=8)
+    output = runner.read(torch.tensor(text[1:]), features[0])[-1:]
+    for token, row in zip(chain, expected):
+        output = runner.draft(torch.tensor([token]), output)
+        torch.testing.assert_close(output, row, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "sampled"])
+def test_cache_and_features_after_every_round(kind, sampling):
+    """Rounds of several lengths, with plain ones between: the head's stable rows and its newest output are those of a
+    fresh pass over the committed text."""
+    text = random_prompt(30)
+    text = (
+        target_of(kind).generate(torch.tensor([text]), do_sample=False, max_new_tokens=30, pad_token_id=0)[0].tolist()
+    )
+    target, network = target_runner(kind), taught_head(target_of(kind), text, sorted(set(text[::2])))
+    drafter = drafter_for(target, network, kind, sampling)
+    numbers, context = Uniforms(1, CPU), random_prompt(30)
+    prefill(target, context[:-1], never)
+    drafter.prefill(context[:-1], never)
+    assert drafter.runner.length == 28
+    lengths = set()
+    for gamma in (4, 1, 0, 0, 3, 6, 2, 5, 5, 5):
+        step = take_step(target, drafter if gamma else None, context, gamma, sampling, numbers)
+        lengths.add(len(step.kept))
+        context = context + step.kept
+        assert drafter._features.end == target.length == len(context) - 1
+        if gamma:
+            assert drafter.runner.length == drafter._stable
+    assert len(lengths) > 1  # some drafts were accepted, in part or whole
+    output = drafter._refresh(context)
+    assert drafter.runner.length == len(context) - 1
+    expected = outputs_afresh(network, target_of(kind), context)
+    torch.testing.assert_close(output[0], expected[-1], **CLOSE)
+
+
+def test_the_law_of_a_reduced_vocabulary_is_zero_outside_it():
+    """q over the target's tokens: the head's own sampled law, moved; what was drawn has probability."""
+    sampling = Sampling(temperature=0.7, top_p=0.9)
+    target, network = target_runner("llama"), random_head()
+    drafter = drafter_for(target, network, "llama", sampling)
+    context = random_prompt(12)
+    target.feed(torch.tensor(context[:-1]))
+    draft = drafter.propose(context, 4, torch.rand(4, generator=torch.Generator().manual_seed(0)))
+    outside = sorted(set(range(VOCABULARY)) - set(network.draft_ids.tolist()))
+    assert not draft.probs[:, outside].any()
+    torch.testing.assert_close(draft.probs.sum(1), torch.ones(4))
+    own = sampling.probabilities(torch.cat(draft.logits))
+    torch.testing.assert_close(draft.probs[:, draft.ids], own)
+    assert (draft.probs.gather(1, draft.tokens[:, None]) > 0).all()
+
+
+def test_nothing_of_a_prompt_survives_a_reset():
+    """A drafter and runner that are used again draft like new ones."""
+    sampling, network = Sampling(), random_head()
+    target = target_runner("llama")
+    drafter = drafter_for(target, network, "llama", sampling)
+    first, second = random_prompt(20), random_prompt(13)
+    target.feed(torch.tensor(first[:-1]))
+    drafter.propose(first, 3, torch.empty(0))
+    target.truncate(0)
+    drafter.reset()
+    target.feed(torch.tensor(second[:-1]))
+    again = drafter.propose(second, 3, torch.empty(0))
+    fresh = target_runner("llama")
+    other = drafter_for(fresh, network, "llama", sampling)
+    fresh.feed(torch.tensor(second[:-1]))
+    assert again.tokens.tolist() == other.propose(second, 3, torch.empty(0)).tokens.tolist()
+
+
+def test_a_drafter_that_joins_in_the_middle_of_a_text():
+    """It reads from there on; and where text it has read is taken back, it begins anew."""
+    sampling, network = Sampling(), random_head()
+    target, context = target_runner("llama"), random_prompt(30)
+    target.feed(torch.tensor(context[:10]))
+    drafter = drafter_for(target, network, "llama", sampling)
+    target.feed(torch.tensor(context[10:19]))
+    assert len(drafter.propose(context[:20], 2, torch.empty(0))) == 2
+    assert drafter.runner.length == 10 and drafter._stable == 9
+    target.truncate(5)
+    drafter.truncate(5)
+    assert len(drafter.propose(context[:20], 2, torch.empty(0))) == 0  # the target has not fed that text
+    target.feed(torch.tensor(context[5:19]))
+    assert len(drafter.propose(context[:20], 2, torch.empty(0))) == 2
+    assert drafter._stable == 14

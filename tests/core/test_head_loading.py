@@ -1,0 +1,146 @@
+"""A head as the draft of a pair: recognised, checked against its target, found where it is bundled, run, recorded."""
+
+import json
+
+import pytest
+import torch
+from heads import random_head
+from tiny import CONTEXT, PADDED, make_tokenizer, random_model
+
+import core.loading.head
+from core.drafting.build import available
+from core.errors import UserError
+from core.heads.checkpoint import read_config, save_head
+from core.inspecting import inspect_pair
+from core.lanes import open_lane
+from core.loading import load_pair
+from core.loading.head import identify
+from core.settings import Settings
+
+WORDS = list(range(256))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    network = random_model("llama", 7, PADDED, torch.float32, max_position_embeddings=CONTEXT, num_hidden_layers=6)
+    network.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def head(tmp_path):
+    return made(tmp_path / "head")
+
+
+def made(folder, **changes):
+    network = random_head(**{"vocab_size": PADDED, "ids": WORDS, "aux_layers": (2, 3, 4), **changes})
+    save_head(network, folder, torch.float32)
+    return str(folder)
+
+
+def settings(target, draft=None, **changes):
+    return Settings(target, draft, device="cpu", precision="fp32", chat="off", max_new_tokens=12, **changes)
+
+
+def run(pair, wanted):
+    with open_lane(pair, "the quick brown fox", wanted, tops=2) as lane:
+        for _ in lane:
+            pass
+        return lane.run
+
+
+def test_a_folder_with_a_head_is_a_draft(target, head):
+    """`--draft` takes it; the default method `draft` means it; the run records it and is the target's own text."""
+    wanted = settings(target, head, draft_length=3)
+    pair = load_pair(wanted)
+    assert pair.draft is None and pair.head is not None and pair.head.layers == (2, 3, 4)
+    assert available(pair)["head"] is None and "method is head" in available(pair)["draft"]
+    found = run(pair, wanted)
+    assert found.settings.method == "head"
+    assert found.environment["head"]["name"] == head
+    assert found.environment["head"]["layers"] == [2, 3, 4]
+    drafted = [token for round_ in found.rounds for token in round_.drafted]
+    assert drafted and all(token.top_draft[0].id == token.id for token in drafted)
+    assert found.token_ids == run(pair, settings(target, method="plain")).token_ids
+
+
+def test_the_length_is_found_by_measured_costs(target, head):
+    pair = load_pair(settings(target, head))
+    found = run(pair, settings(target, head, method="head", temperature=1.0))
+    assert pair.head.costs.read(2) > 0 and pair.head.costs.draft(1) > 0
+    assert len(found.token_ids) == 12 or found.stop_reason == "eos"
+
+
+def test_padding_cannot_be_proposed(target, tmp_path):
+    """Ids of the target's matrix past its tokenizer's are no tokens."""
+    pair = load_pair(settings(target, made(tmp_path, ids=list(range(200, PADDED)))))
+    assert int(pair.head.fused.target_ids.max()) < pair.target.vocab_size < PADDED
+    assert len(pair.head.fused.head) == len(pair.head.fused.target_ids)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"target_hidden_size": 48, "own_embedding": True}, "another target: one of hidden size 48 and 384 tokens"),
+        ({"vocab_size": 300}, "another target: one of hidden size 32 and 300 tokens"),
+        ({"aux_layers": (2, 5, 9)}, "reads 3 layers that .* with its 6 layers has not"),
+    ],
+)
+def test_a_head_for_another_target_is_refused(target, tmp_path, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load_pair(settings(target, made(tmp_path, **changes)))
+
+
+def test_without_a_head_the_method_says_so(target):
+    pair = load_pair(settings(target))
+    assert available(pair)["head"] == "no trained head of the target is loaded"
+    with pytest.raises(UserError, match="no trained head"):
+        open_lane(pair, "a", settings(target, method="head"))
+
+
+def test_a_bundled_head_is_found_by_its_target(target, tmp_path, monkeypatch):
+    """By shape and tokens, whatever the folder is called; another target's is left alone."""
+    monkeypatch.setattr(core.loading.head, "BUNDLED", tmp_path)
+    pair = load_pair(settings(target))
+    assert pair.head is None
+    network = random_head(vocab_size=PADDED, ids=WORDS, aux_layers=(2, 3, 4))
+    save_head(network, tmp_path / "other", target={**identify(pair.target), "tokenizer": "another"})
+    assert load_pair(settings(target)).head is None
+    save_head(network, tmp_path / "mine", target={**identify(pair.target), "name": "someone/model"})
+    pair = load_pair(settings(target))
+    assert pair.head.name == "mine"
+    assert run(pair, settings(target)).settings.method == "head"
+
+
+def test_how_layers_are_counted_is_settled_by_measurement(target, head, monkeypatch):
+    """Where the config leaves it open, the count that agrees more often is taken, and the notes say so."""
+    config = read_config(core.loading.head.Path(head))
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": config.pop("eagle_aux_hidden_state_layer_ids")}
+    (core.loading.head.Path(head) / "config.json").write_text(json.dumps(config))
+    pair = load_pair(settings(target, head))
+    first, second = (
+        core.loading.head.measure_agreement(pair.head.fused, pair.target, i) for i in ((2, 3, 4), (3, 4, 5))
+    )
+    assert pair.head.layers == ((2, 3, 4) if first >= second else (3, 4, 5))
+    assert "leaves open" in pair.head.notes[0]
+    right = {(2, 3, 4): 0.1, (3, 4, 5): 0.4}
+    monkeypatch.setattr(core.loading.head, "measure_agreement", lambda head, target, layers: right[layers])
+    pair = load_pair(settings(target, head))
+    assert pair.head.layers == (3, 4, 5)
+    assert "10% with 2, 3, 4 and 40% with 3, 4, 5" in pair.head.notes[0]
+
+
+def test_a_head_is_inspected_before_it_is_loaded(target, head, tmp_path):
+    """Sizes from its headers; what it reads and proposes; and a head for another target is refused there too."""
+    found = inspect_pair(target, head, device="cpu", precision="fp32")
+    pair = load_pair(settings(target, head))
+    assert (found.draft.model_type, found.draft.layers) == ("EAGLE-3 head", 1)
+    assert found.draft.parameters == pair.head.parameter_count()
+    assert found.draft.weight_bytes == pair.head.weight_bytes()
+    assert found.likeness.sentence.startswith("A trained head: it reads what enters layers 2, 3, 4 and proposes 256 of")
+    assert found.predictions and found.level != "bad"
+    other = inspect_pair(target, made(tmp_path / "other", vocab_size=300), device="cpu", precision="fp32")
+    assert other.level == "bad" and "a head for another target" in other.verdict[0]
+    json.dumps(found.to_dict())

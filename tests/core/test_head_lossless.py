@@ -1,0 +1,95 @@
+"""A trained head never changes the output: the joint law of a table that is known, and greedy texts token by token.
+
+Heads are random: a hot one says anything, a cold one is sure of a few tokens, a constant one always says the same; none
+of them is right more often than it happens to be.
+"""
+
+import pytest
+import torch
+from heads import random_head, taught_head
+from lookup import BLOCK, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value, table
+from tiny import VOCABULARY as TOKENS
+from tiny import random_prompt, target_of, target_runner
+
+from core.decoding import speculative
+from core.drafting.head import HeadDrafter
+from core.drafting.length import Fixed
+from core.heads.runner import FusedHead, HeadRunner
+from core.records import Run
+from core.sampling import Sampling
+from core.settings import Settings
+
+DRAWS = 20_000
+THRESHOLD = 1e-4
+SPREADS = {"hot": 0.3, "cold": 4.0, "constant": 0.0}
+ALL = list(range(VOCABULARY))
+MIXED = Sampling(0.8, top_k=4, top_p=0.9, min_p=0.1)
+CASES = [
+    ("hot", 2, Sampling(1.3, top_k=3), [1, 4]),
+    ("cold", 2, MIXED, [0, 2, 3]),
+    ("cold", 1, Sampling(1.0), ALL),
+    ("constant", 1, Sampling(1.0, top_p=0.8), [4]),
+]
+
+
+class TableHead:
+    """A head whose law follows from the token it has just read and the feature before it, without a network: its
+    passes take no time, so that many rounds can be decoded."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, kind: str, ids: list[int]) -> None:
+        self.head = self
+        self.target_ids = torch.tensor(ids)
+        self.length = 0
+        generator = torch.Generator().manual_seed(7)
+        self._laws = SPREADS[kind] * torch.randn(3, VOCABULARY, len(ids), generator=generator)
+
+    def read(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        self.length += len(ids)
+        return torch.stack([self._laws[int(f.argmax()) % 3, i] for f, i in zip(features, ids.tolist())])
+
+    def draft(self, ids: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        self.length += len(ids)
+        return self._laws[int(outputs.argmax()) % 3, ids]
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        return output
+
+    def on_target(self, rows: torch.Tensor, fill: float) -> torch.Tensor:
+        return torch.full((len(rows), VOCABULARY), fill).index_copy_(1, self.target_ids, rows)
+
+
+@pytest.mark.parametrize("kind, gamma, sampling, ids", CASES, ids=str)
+def test_joint_law_is_the_targets(kind, gamma, sampling, ids):
+    """Blocks of three tokens decoded with a head, of whole and reduced vocabularies, by G-test."""
+    logits = table(1)
+    target = LookupRunner(logits)
+    drafter = HeadDrafter(TableHead(kind, ids), target.watch([0]), sampling)
+    run = decode(target, drafter, sampling, gamma, DRAWS * BLOCK, seed=5)
+    assert sum(len(round_.drafted) for round_ in run.rounds) > DRAWS
+    assert p_value(count_blocks(run.token_ids), block_law(logits, sampling)) > THRESHOLD
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2", "llama fused", "qwen3 fused", "llama graph"])
+@pytest.mark.parametrize("gamma", [1, 2, 3, 5, 8])
+def test_greedy_texts_are_transformers_own(kind, gamma):
+    """In float64; with a head that is often right and with a random one, a prompt of one token among them."""
+    network = target_of(kind)
+    met = set()
+    for length in (1, 40):
+        prompt = torch.tensor([random_prompt(length)])
+        text = network.generate(prompt, do_sample=False, max_new_tokens=24, pad_token_id=0)[0].tolist()
+        for head in (taught_head(network, text, sorted(set(text[1::2]))), random_head()):
+            target = target_runner(kind)
+            fused = FusedHead(head, network.get_input_embeddings().weight, TOKENS)
+            drafter = HeadDrafter(HeadRunner(fused), target.watch(head.config.aux_layers), Sampling())
+            run = Run(Settings(max_new_tokens=24), {}, "", text[:length])
+            for _ in speculative(target, drafter, run, length=Fixed(gamma)):
+                pass
+            assert run.token_ids == text[length:]
+            met |= {token.outcome for round_ in run.rounds for token in round_.drafted}
+    assert {"accepted", "rejected"} <= met

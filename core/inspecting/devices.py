@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from core.costs.formulas import expected_tokens, honest
+from core.costs.formulas import expected_tokens
+from core.costs.rounds import RoundCosts
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
 from core.progress import in_bytes
@@ -166,11 +167,10 @@ def pass_seconds(card: Card, model: Sized, rows: int, context: int) -> float:
 
 def _gain(card: Card, target: Sized, draft: Sized, alpha: float, context: int) -> Gain:
     step = pass_seconds(card, draft, 1, context)
+    costs = RoundCosts(lambda rows: pass_seconds(card, target, rows, context), lambda rows: step)
 
     def speedup(length: int) -> float:
-        return honest(
-            expected_tokens(alpha, length), length, lambda rows: pass_seconds(card, target, rows, context), step
-        )
+        return costs.speed_up(expected_tokens(alpha, length), length)
 
     best = max(range(LONGEST + 1), key=speedup)
     return Gain(alpha, best, speedup(best))

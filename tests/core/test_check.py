@@ -30,13 +30,15 @@ class AtZero(FusedRunner):
     def __init__(self, network, vocab_size, capacity=64):
         super().__init__(network, vocab_size, capacity=64)
 
-    def through(self, first, last, hidden, start, parents):
-        cos, sin = self._cos, self._sin
-        self._cos, self._sin = (torch.cat([table[:1].expand(start, -1, -1), table]) for table in (cos, sin))
+    def through(self, first, last, hidden, start, parents, noted=None):
+        rotations = self._rotations
+        self._rotations = [
+            tuple(torch.cat([table[:1].expand(start, -1, -1), table]) for table in tables) for tables in rotations
+        ]
         try:
             return super().through(first, last, hidden, start, parents)
         finally:
-            self._cos, self._sin = cos, sin
+            self._rotations = rotations
 
 
 class BlindToTrees(FusedRunner):

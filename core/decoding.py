@@ -75,9 +75,11 @@ def speculative(
 
 @dataclass(slots=True)
 class Step:
-    """What one round did. logits [k+1, vocab]: row 0 is the target's after the context, row i+1 after drafted token i.
-    `draft_cache`: None where the drafter has no cache of its own. Times in seconds of engine time."""
+    """What one round did. `gamma` is the depth asked of the drafter. logits [k+1, vocab]: row 0 is the target's
+    after the context, row i+1 after drafted token i. `draft_cache` is None where the drafter has no cache of its own.
+    Times in seconds of engine time."""
 
+    gamma: int
     draft: Draft
     logits: Tensor
     verdict: Verdict
@@ -102,16 +104,12 @@ def take_step(
     sampling: Sampling,
     numbers: Uniforms,
 ) -> Step:
-    """Propose up to `gamma` deep, judge with one target pass, and roll both caches back to what stands.
-
-    The round's uniform numbers are taken up front: the first half for the drafter, the rest for the judge.
-    """
+    """Propose up to `gamma` deep, judge with one target pass, and roll both caches back to what stands."""
     clock = Clock(target.device)
     cache = drafter.cache if drafter else None
     held, draft_held = target.length, cache.length if cache else 0
-    size = drafter.size(gamma) if drafter else 0
-    uniforms = numbers.take(2 * size + 1)
-    draft = drafter.propose(context, gamma, uniforms[:size]) if drafter and gamma else Draft.none(target.device)
+    for_drafting, for_judging = numbers.of_next_round()
+    draft = drafter.propose(context, gamma, for_drafting) if drafter and gamma else Draft.none(target.device)
     draft_fullest = cache.length if cache else 0
     clock.mark()
     fresh = ids_on(target.device, context[held:])
@@ -119,7 +117,7 @@ def take_step(
     ids = torch.cat([fresh, draft.tokens]) if len(draft) else fresh
     logits = target.feed(ids, parents, rows=len(draft) + 1)
     clock.mark()
-    verdict = judge(logits, draft, sampling, uniforms[size:])
+    verdict = judge(logits, draft, sampling, for_judging)
     if parents is not None:
         target.keep([*range(len(fresh)), *(len(fresh) + i for i in verdict.path)])
     stands = len(context) + len(verdict.path)
@@ -130,7 +128,7 @@ def take_step(
     draft_cache = CacheLengths(draft_held, draft_fullest, cache.length) if cache else None
     (drafting, verifying), total = clock.stop()
     rest = max(0.0, total - drafting - verifying)
-    return Step(draft, logits, verdict, target_cache, draft_cache, drafting, verifying, rest)
+    return Step(gamma, draft, logits, verdict, target_cache, draft_cache, drafting, verifying, rest)
 
 
 def _below(fresh: int, parents: list[int]) -> list[int]:
@@ -158,7 +156,9 @@ def record(step: Step, index: int, sampling: Sampling, stop_ids: frozenset[int],
         token.draw = drawn if token.outcome != "ignored" else None
     emitted = Token(verdict.token, "", verdict.outcome, p=verdict.token_p) if cut is None else None
     seconds = step.draft_seconds, step.verify_seconds, step.other_seconds
-    round_ = Round(index, drafted, emitted, *seconds, step.target_cache, step.draft_cache)
+    shape = "x".join(map(str, step.draft.shape)) if step.draft.shape else None
+    asked = step.gamma, shape, step.draft.source
+    round_ = Round(index, drafted, emitted, *seconds, step.target_cache, step.draft_cache, *asked)
     if tops:
         _record_tops(round_, step, sampling, tops)
     return round_

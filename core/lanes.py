@@ -21,7 +21,7 @@ import torch
 
 from core.decoding import speculative
 from core.drafting import Drafter
-from core.drafting.build import build_drafter, settle_method
+from core.drafting.build import as_recorded, build_drafter, settle_method
 from core.drafting.length import Fixed
 from core.errors import UserError, out_of_memory, release_memory
 from core.loading.geometry import describe_geometry
@@ -100,11 +100,18 @@ class Lane:
         release_memory()
 
 
-def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, tops: int = 0) -> Lane:
+def open_lane(
+    pair: Pair,
+    prompt: str,
+    settings: Settings,
+    stop: Stop = never,
+    tops: int = 0,
+    recorded: Sequence[Round] | None = None,
+) -> Lane:
     """Check the settings, lease runners, and set up a run; nothing is computed before its first step.
 
-    `tops` > 0 records that many of the likeliest tokens at every position. Raises UserError where prompt, settings and
-    pair do not go together.
+    `tops` > 0 records that many of the likeliest tokens at every position. With the rounds of a `recorded` run, drafts
+    are as long as theirs. Raises UserError where prompt, settings and pair do not go together.
     """
     settings = settle_method(pair, settings)
     prompt_ids = encode_prompt(pair.target, prompt, settings)
@@ -117,6 +124,8 @@ def open_lane(pair: Pair, prompt: str, settings: Settings, stop: Stop = never, t
         target = resources.enter_context(pair.target.lease())
         if settings.method != "plain":
             drafter, length = build_drafter(pair, target, settings, resources)
+            if recorded is not None:
+                length = as_recorded(drafter, recorded)
             run.environment["drafter"] = describe_drafter(drafter, pair.translation is not None)
         rounds = speculative(target, drafter, run, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
         return Lane(run, pair, rounds, text, resources.pop_all())

@@ -23,6 +23,7 @@ Outcome = Literal["accepted", "rejected", "ignored", "corrected", "bonus", "plai
 `corrected`: drawn from the residual after a rejection. `bonus`: the free token after a draft accepted whole."""
 
 StopReason = Literal["eos", "length", "cancelled"]
+Source = Literal["ngram", "model"]
 
 
 @dataclass(slots=True)
@@ -59,6 +60,10 @@ class Token:
         return {k: v for k, v in asdict(self).items() if v is not None or not k.startswith("top_")}
 
 
+ASKED = ("draft_length", "tree", "source")
+"""What a round says of how its draft came about."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheLengths:
     """Tokens a cache held before a round, at its fullest in it, and after the roll back."""
@@ -72,8 +77,10 @@ class CacheLengths:
 class Round:
     """One draft and the target pass that judged it; times in seconds of engine time.
 
-    `draft_cache` is None where the drafter has no cache of its own in the target's tokens; `target_cache` is None in
-    documents from before either was recorded.
+    `draft_length` is how deep a draft was asked for, `tree` its shape where it is a tree ("3x2x1": children by depth),
+    `source` who drafted where an n-gram and a model take turns: with the seed, what repeats the round.
+    `draft_cache` is None where the drafter has no cache of its own in the target's tokens; `target_cache` and
+    `draft_length` are None in documents from before they were recorded.
     """
 
     index: int
@@ -84,6 +91,9 @@ class Round:
     other_seconds: float = 0.0
     target_cache: CacheLengths | None = None
     draft_cache: CacheLengths | None = None
+    draft_length: int | None = None
+    tree: str | None = None
+    source: Source | None = None
 
     @property
     def seconds(self) -> float:
@@ -99,6 +109,7 @@ class Round:
         if self.emitted:
             drafted_only = ("q", "parent", "draw")
             emitted = {k: v for k, v in self.emitted.to_dict().items() if k not in drafted_only}
+        asked = {name: getattr(self, name) for name in ASKED}
         caches = {"target_cache": self.target_cache, "draft_cache": self.draft_cache}
         return {
             "index": self.index,
@@ -108,6 +119,7 @@ class Round:
             "verify_seconds": self.verify_seconds,
             "other_seconds": self.other_seconds,
             **{name: asdict(lengths) for name, lengths in caches.items() if lengths},
+            **{name: value for name, value in asked.items() if value is not None},
         }
 
 
@@ -182,6 +194,7 @@ def _round(data: dict[str, Any]) -> Round:
         verify_seconds=data["verify_seconds"],
         other_seconds=data["other_seconds"],
         **{name: CacheLengths(**data[name]) for name in ("target_cache", "draft_cache") if data.get(name)},
+        **{name: data.get(name) for name in ASKED},
     )
 
 

@@ -16,6 +16,8 @@ COLDEST = 1e-30
 """Temperatures below are taken as this: already one-hot, and logits divided by it are still finite."""
 HIGHEST = 1 - 2**-24
 """The largest float32 below 1."""
+MOST_DRAFTED = 128
+"""Tokens a round may draft at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +75,24 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 
 class Uniforms:
-    """The random numbers of a seed, float32 in [0, 1). Made in blocks: a round takes a few, and making them costs it as
-    much as sampling a token."""
+    """The random numbers of a seed, float32 in [0, 1): as many for every round, whatever its draft takes of them, so
+    that a round's depend on nothing but the seed and how many rounds came before. Made for several rounds at once:
+    making them costs a round as much as sampling a token."""
 
-    BLOCK = 1024
+    ROUNDS = 16
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._block = torch.empty(0, device=device)
-        self._taken = 0
+        self._left: list[tuple[Tensor, Tensor]] = []
 
-    def take(self, count: int) -> Tensor:
-        """The next ones [count]."""
-        if self._taken + count > len(self._block):
-            size = max(count, self.BLOCK)
-            block = torch.rand(size, generator=self._generator, device=self._block.device)
-            self._block, self._taken = block.clamp_(max=HIGHEST), 0  # where a device rounds up to 1
-        self._taken += count
-        return self._block[self._taken - count : self._taken]
+    def of_next_round(self) -> tuple[Tensor, Tensor]:
+        """The drafter's [MOST_DRAFTED], and the judge's [MOST_DRAFTED + 1]."""
+        if not self._left:
+            shape = self.ROUNDS, 2 * MOST_DRAFTED + 1
+            block = torch.rand(shape, generator=self._generator, device=self._generator.device)
+            block.clamp_(max=HIGHEST)  # where a device rounds up to 1
+            self._left = list(zip(block[:, :MOST_DRAFTED].unbind(), block[:, MOST_DRAFTED:].unbind()))[::-1]
+        return self._left.pop()
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:

@@ -90,6 +90,9 @@ class RoundFile(Part):
     other_seconds: Seconds
     target_cache: CacheFile | None = None
     draft_cache: CacheFile | None = None
+    draft_length: Annotated[int, Field(ge=0, le=1024)] | None = None
+    tree: Annotated[str, Field(max_length=100)] | None = None
+    source: Literal["ngram", "model"] | None = None
 
     @model_validator(mode="after")
     def parents_come_first(self) -> Self:

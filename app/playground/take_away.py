@@ -39,6 +39,12 @@ SCRIPT = "playground/take_away.js"
 TELL_SETTINGS = "(...values) => { document.dispatchEvent(new CustomEvent('settings-changed', { detail: values })); }"
 
 
+COPIED = (
+    "The command is copied: it runs this prompt with these settings on the command line. Where the draft length is "
+    "auto, it follows what is measured then; python -m core generate --repeat FILE repeats a downloaded run exactly."
+)
+
+
 def answer(**parts: Any) -> str:
     """A value for the bar: `say` (and `error`), `copy` a text, or save a file `name`, `type`, `text`."""
     return json_text({"id": uuid4().hex, **parts})
@@ -107,10 +113,7 @@ class TakeAway:
 
 def _taken(entry: Entry, form: Any) -> dict[str, Any]:
     if form == "command":
-        return {
-            "copy": command_of(entry),
-            "say": "The command is copied: it runs this prompt with these settings on the command line.",
-        }
+        return {"copy": command_of(entry), "say": COPIED}
     file = export(entry, form)
     return {"name": file.name, "type": file.type, "text": file.text, "say": f"{file.name} is saved."}
 

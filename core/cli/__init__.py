@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     quiet_libraries()
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except UserError as error:
         say(str(error))
         return 2
@@ -42,7 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say(f"Internal fault ({type(error).__name__}: {error}); set PLAYGROUND_DEBUG=1 for details and report it.")
         return 1
-    return 0
 
 
 def quiet_libraries() -> None:

@@ -12,12 +12,16 @@ from core.cli.shared import (
     add_decoding_settings,
     add_model_settings,
     positive,
+    read_json,
     read_text,
     say,
     settings_of,
     write_json,
 )
+from core.errors import UserError
 from core.progress import console
+from core.records import run_from_dict
+from core.settings import SPECS, Settings
 
 
 def add(commands: Commands) -> None:
@@ -27,16 +31,26 @@ def add(commands: Commands) -> None:
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")
+    prompt.add_argument("--repeat", metavar="F", help="a run document: the same run again; status 1 if it is another")
     generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, one JSON line each")
     generate.add_argument("--json", metavar="F", help="write the run document to F; - for standard output")
     generate.set_defaults(run=run_generate)
 
 
-def run_generate(arguments: argparse.Namespace) -> None:
+def run_generate(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    if arguments.repeat is None:
+        continue_prompt(arguments, settings)
+        return 0
+    if settings != Settings() or arguments.samples is not None:
+        raise UserError("--repeat takes every setting from the run document; give it no others.")
+    return repeat_runs(arguments.repeat, arguments.json)
+
+
+def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
     from core.lanes import open_lane
     from core.loading import load_pair
 
-    settings = settings_of(arguments)
     prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
     to_stdout = arguments.json == "-"
     pair = load_pair(settings, console())
@@ -58,6 +72,35 @@ def run_generate(arguments: argparse.Namespace) -> None:
     if not to_stdout:
         print()
         say(totals(lane.run))
+
+
+def repeat_runs(path: str, output: str | None) -> int:
+    """Repeat the run, or every run of the race, in a document; the exit status: 0 identical, 1 different."""
+    from core.explaining.repeat import other_surroundings, repeat
+    from core.loading import load_pair
+
+    document = read_json(path)
+    several = isinstance(document, dict) and isinstance(document.get("runs"), list)
+    try:
+        runs = [run_from_dict(each) for each in (document["runs"] if several else [document])]
+    except ValueError as error:
+        raise UserError(f"{path} cannot be repeated: {error}.") from None
+    pair, loaded, repeated, status = None, None, [], 0
+    for then in runs:
+        models = [getattr(then.settings, name) for name, spec in SPECS.items() if spec.of_models]
+        if pair is None or models != loaded:
+            pair, loaded = load_pair(then.settings, console()), models
+        for other in other_surroundings(pair, then):
+            say(f"Not as it was: {other}.")
+        now, difference = repeat(pair, then)
+        repeated.append(now.to_dict())
+        status = 1 if difference else status
+        kept = f"{len(now.token_ids)} tokens in {len(now.rounds)} rounds"
+        verdict = f"different. {difference}" if difference else f"identical, {kept}."
+        (say if output == "-" else print)(f"{then.settings.method}: {verdict}")
+    if output:
+        write_json(output, {**document, "runs": repeated} if several else repeated[0])
+    return status
 
 
 def totals(run: Any) -> str:

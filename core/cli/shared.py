@@ -74,6 +74,15 @@ def read_text(path: str) -> str:
         raise UserError(f"The prompt file {path} is not UTF-8 text.") from None
 
 
+def read_json(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"The run document {path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise UserError(f"{path} is not a JSON document.") from None
+
+
 def write_json(path: str, document: dict[str, Any]) -> None:
     text = json.dumps(document, ensure_ascii=False)
     if path == "-":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core.progress import Stop
+from core.records import Source
 from core.runners import Runner
 
 
@@ -20,6 +22,7 @@ class Draft:
     """A proposal: tokens [k] int64; probs [k, vocab] float32, or None where every token is a point mass (greedy,
     n-gram). `parents[i]` is the index of the token that tokens[i] continues, -1 for the context; None for a chain.
     `replacement`: siblings of a tree were drawn independently (see `core.verification.verify_tree`).
+    `shape`: of a tree, how many children each node was to get, by depth. `source`: which of two drafters it is from.
     `logits` are the drafter's rows, kept only to show what it would rather have said; of a drafter with a vocabulary
     of its own, `ids` are its columns' ids in the target's."""
 
@@ -27,6 +30,8 @@ class Draft:
     probs: Tensor | None = None
     parents: list[int] | None = None
     replacement: bool = True
+    shape: Sequence[int] | None = None
+    source: Source | None = None
     logits: list[Tensor] = field(default_factory=list)
     ids: Tensor | None = None
 
@@ -46,16 +51,13 @@ class Drafter(Protocol):
     cache: Runner | None
     """The runner whose cache is the drafter's own, in the target's tokens, for its length to be recorded."""
 
-    def size(self, length: int) -> int:
-        """The most tokens a draft of this length (in a tree: depth) can have."""
-        ...
-
     def prefill(self, context: list[int], stop: Stop) -> float:
         """Read a prompt ahead of the first draft, asking `stop` now and then; returns the seconds it took."""
         ...
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
-        """Draft up to `length` deep after the committed ids; uniforms [size] in [0, 1) are its only randomness."""
+        """Draft up to `length` deep after the committed ids; uniforms [MOST_DRAFTED] in [0, 1) are its only
+        randomness. What is decided here beside the tokens must be told by the draft (`shape`, `source`)."""
         ...
 
     def truncate(self, length: int) -> None:

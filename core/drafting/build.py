@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from core.costs.rounds import RoundCosts
 from core.drafting import Drafter
 from core.drafting.head import HeadDrafter
-from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed
+from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed, Recorded
 from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
@@ -17,6 +18,7 @@ from core.errors import UserError
 from core.heads.runner import HeadRunner
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
+from core.records import Round
 from core.runners import Runner
 from core.sampling import Sampling
 from core.settings import SPECS, Method, Settings
@@ -99,6 +101,17 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
     if settings.method in ("plain", "ngram") or draft is None:
         return RoundCosts(target)
     return RoundCosts(target, draft, draft.following)
+
+
+def as_recorded(drafter: Drafter, rounds: Sequence[Round]) -> Controller:
+    """Make a drafter draft once more what it drafted in these rounds: what decides its length, a tree's shape,
+    and who drafts where an n-gram and a model take turns."""
+    recorded = Recorded(rounds)
+    if isinstance(drafter, TreeDrafter):
+        drafter.shape = recorded.shape
+    if isinstance(drafter, CombinedDrafter):
+        drafter.source = recorded.source
+    return recorded
 
 
 def _controller(settings: Settings, costs: RoundCosts) -> Controller:

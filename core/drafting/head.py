@@ -88,9 +88,6 @@ class HeadDrafter(HeadReader):
     A reduced vocabulary's law is zero for every token outside it.
     """
 
-    def size(self, length: int) -> int:
-        return length
-
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         head = self.runner.head
         output = self._refresh(context) if length else None

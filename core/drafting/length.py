@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from core.costs.rounds import RoundCosts, missed
-from core.records import Round, depths
+from core.records import Round, Source, depths
 from core.settings import SPECS
 
 
@@ -30,6 +30,28 @@ class Fixed:
 
     def next(self, context: list[int]) -> int:
         return self._length
+
+    def observe(self, round_: Round) -> None:
+        pass
+
+
+class Recorded:
+    """The draft lengths of a run's rounds once more, with the shapes of its trees and who drafted where two take
+    turns: what repeats the run."""
+
+    def __init__(self, rounds: Sequence[Round]) -> None:
+        self._rounds = iter(rounds)
+        self._round = Round(-1)
+
+    def next(self, context: list[int]) -> int:
+        self._round = next(self._rounds)
+        return self._round.draft_length or 0
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(int, (self._round.tree or "1").split("x")))
+
+    def source(self) -> Source:
+        return self._round.source or "model"
 
     def observe(self, round_: Round) -> None:
         pass
@@ -138,9 +160,6 @@ class Adaptive:
     def pass_over(self, round_: Round) -> None:
         """A round in which another drafter drafted, or nobody."""
         self._behind = missed(round_, self._behind, drafted=False)
-
-
-Source = Literal["ngram", "model"]
 
 
 class AdaptiveSource:

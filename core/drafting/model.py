@@ -37,9 +37,6 @@ class ModelDrafter:
         self._sampling = sampling
         self._limit = limit
 
-    def size(self, length: int) -> int:
-        return length
-
     def prefill(self, context: list[int], stop: Stop) -> float:
         return prefill(self.runner, context[: self._limit], stop)
 

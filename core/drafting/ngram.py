@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
-from core.drafting.length import Source
 from core.drafting.model import ModelDrafter
 from core.drafting.translate import TranslateDrafter
 from core.progress import Stop
+from core.records import Source
 from core.runners import Runner
 
 
@@ -32,9 +32,6 @@ class NgramDrafter:
         self.reset()
 
     cache: Runner | None = None
-
-    def size(self, length: int) -> int:
-        return length
 
     def prefill(self, context: list[int], stop: Stop) -> float:
         start = time.perf_counter()
@@ -81,20 +78,21 @@ class CombinedDrafter:
         model: ModelDrafter | TranslateDrafter,
         source: Callable[[], Source] = lambda: "ngram",
     ) -> None:
-        self._ngram, self._model, self._source = ngram, model, source
+        self._ngram, self._model, self.source = ngram, model, source
         self.runner = model.runner
         self.cache = model.cache
-
-    def size(self, length: int) -> int:
-        return length
 
     def prefill(self, context: list[int], stop: Stop) -> float:
         return self._ngram.prefill(context, stop) + self._model.prefill(context, stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
-        if self._source() == "ngram" and len(found := self._ngram.propose(context, length, uniforms)):
-            return found
-        return self._model.propose(context, length, uniforms)
+        draft, source = Draft.none(self.runner.device), self.source()
+        if source == "ngram":
+            draft = self._ngram.propose(context, length, uniforms)
+        if not len(draft):
+            draft, source = self._model.propose(context, length, uniforms), "model"
+        draft.source = source
+        return draft
 
     def truncate(self, length: int) -> None:
         self._ngram.truncate(length)

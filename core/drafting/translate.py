@@ -44,9 +44,6 @@ class TranslateDrafter:
         self._read = 0  # tokens of the context that are in _text
         self._fed: list[int] = []  # the draft's tokens in the runner's cache
 
-    def size(self, length: int) -> int:
-        return length
-
     def prefill(self, context: list[int], stop: Stop) -> float:
         start = time.perf_counter()
         self._follow(context)

@@ -55,23 +55,22 @@ class TreeDrafter:
         self.runner = runner
         self.cache: Runner | None = runner
         self._sampling = sampling
-        self._shape = shape
+        self.shape = shape
         self._limit = limit
         self._replacement = replacement
         self._chain = ModelDrafter(runner, sampling, limit)
         self._text: int | None = None
         """How many tokens of the cache are text, where it ends in a tree."""
 
-    def size(self, length: int) -> int:
-        return count_nodes(self._shape()[:length])
-
     def prefill(self, context: list[int], stop: Stop) -> float:
         return self._chain.prefill(context, stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
-        shape = self._shape()[:length]
+        shape = self.shape()[:length]
         if set(shape) == {1}:
-            return self._chain.propose(context, len(shape), uniforms)
+            draft = self._chain.propose(context, len(shape), uniforms)
+            draft.shape = shape
+            return draft
         if self._limit is not None:
             length = min(length, self._limit - len(context) + 1)  # the last level is not fed
         if length < 1:
@@ -100,7 +99,8 @@ class TreeDrafter:
             logits.append(rows)
             if q is not None:
                 probs.append(q)
-        return Draft(torch.cat(drawn), torch.cat(probs) if probs else None, parents, self._replacement, logits)
+        q = torch.cat(probs) if probs else None
+        return Draft(torch.cat(drawn), q, parents, self._replacement, shape, logits=logits)
 
     def _rows_after(self, tokens: Tensor, parents: list[int], count: int) -> Tensor:
         """The draft's logits after the last `count` nodes, from one pass over the whole tree so far."""

@@ -258,8 +258,8 @@ def drafted_by_model(run: Run, round_: Round) -> bool | None:
         return False
     if run.settings.method != "ngram+draft":
         return True
-    if round_.draft_cache is not None:
-        return round_.draft_cache.fullest > round_.draft_cache.before
+    if round_.source is not None:
+        return round_.source == "model"
     first = round_.drafted[0]
     return None if first.top_target is None else first.top_draft is not None
 

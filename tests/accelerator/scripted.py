@@ -54,9 +54,6 @@ class ScriptedDrafter:
         self._wrong = (text + 1) % vocab_size
         self._alpha = alpha
 
-    def size(self, length: int) -> int:
-        return length
-
     def prefill(self, context: list[int], stop: Stop) -> float:
         return prefill(self.runner, context, stop)
 

@@ -15,7 +15,9 @@ TOP_LEVEL = {
     "schema", "settings", "environment", "prompt", "prompt_ids", "token_ids", "text", "stop_reason", "rounds",
     "metrics",
 }  # fmt: skip
-ROUND = {"index", "drafted", "emitted", "draft_seconds", "verify_seconds", "other_seconds", "target_cache"}
+ROUND = {"index", "drafted", "emitted", "draft_seconds", "verify_seconds", "other_seconds"} | {
+    "target_cache", "draft_length",
+}  # fmt: skip
 METRICS = {
     "new_tokens", "seconds", "prefill_seconds", "draft_prefill_seconds", "tokens_per_second", "rounds",
     "tokens_per_round", "acceptance_rate", "draft_utilisation", "accepted_by_position",
@@ -42,7 +44,9 @@ def test_document_is_complete(pair, method, temperature):
     assert document["stop_reason"] in ("eos", "length")
     for index, round_ in enumerate(document["rounds"]):
         cached = {"draft_cache"} if method in ("draft", "ngram+draft", "tree") else set()
-        assert set(round_) == ROUND | cached
+        drafted_by = {"tree"} if method == "tree" and round_["drafted"] else set()
+        drafted_by |= {"source"} if method == "ngram+draft" and round_["draft_length"] else set()
+        assert set(round_) == ROUND | cached | drafted_by
         assert round_["index"] == index
         for token in round_["drafted"]:
             assert {"id", "text", "p", "q", "outcome", "parent"} <= set(token)

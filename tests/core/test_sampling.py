@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import UserError
-from core.sampling import HIGHEST, Sampling, Uniforms, draw
+from core.sampling import HIGHEST, MOST_DRAFTED, Sampling, Uniforms, draw
 
+CPU = torch.device("cpu")
 LOGITS = torch.tensor([0.6, 0.3, 0.1]).log()
 
 
@@ -117,19 +118,24 @@ def test_draw_stops_before_what_follows_the_last_possible_token(weights, last):
 
 
 def test_a_number_rounded_up_to_1_is_taken_as_the_highest_below(monkeypatch):
-    monkeypatch.setattr(torch, "rand", lambda count, **_: torch.linspace(0, 1, count))
-    monkeypatch.setattr(Uniforms, "BLOCK", 3)
-    assert Uniforms(0, torch.device("cpu")).take(3).tolist() == [0.0, 0.5, HIGHEST]
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.ones(shape))
+    assert {x for part in Uniforms(0, CPU).of_next_round() for x in part.tolist()} == {HIGHEST}
 
 
 def test_no_number_is_given_twice(monkeypatch):
-    """Whatever is taken at a time; more than a block holds, too."""
-    monkeypatch.setattr(Uniforms, "BLOCK", 10)
-    numbers = Uniforms(0, torch.device("cpu"))
-    taken = [numbers.take(count) for count in (1, 4, 5, 3, 30, 2)]
-    assert [len(each) for each in taken] == [1, 4, 5, 3, 30, 2]
-    assert len(torch.cat(taken).unique()) == 45
-    assert torch.equal(torch.cat(taken[:2]), Uniforms(0, torch.device("cpu")).take(5))
+    """Neither to drafter and judge nor to two rounds, also where more are made."""
+    monkeypatch.setattr(Uniforms, "ROUNDS", 3)
+    numbers = Uniforms(0, CPU)
+    taken = [part for _ in range(7) for part in numbers.of_next_round()]
+    assert [len(part) for part in taken] == [MOST_DRAFTED, MOST_DRAFTED + 1] * 7
+    assert len(torch.cat(taken).unique()) > 0.999 * 7 * (2 * MOST_DRAFTED + 1)  # of 2**24, two may be equal by chance
+
+
+def test_the_numbers_of_a_round_follow_from_seed_and_place():
+    one, other = Uniforms(5, CPU), Uniforms(5, CPU)
+    for _ in range(20):
+        assert all(map(torch.equal, one.of_next_round(), other.of_next_round()))
+    assert not torch.equal(Uniforms(6, CPU).of_next_round()[0], Uniforms(5, CPU).of_next_round()[0])
 
 
 def test_draw_does_not_need_a_normalised_law():

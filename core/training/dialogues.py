@@ -24,10 +24,10 @@ from core.text import encode_prompt, fill_template
 BLOCK = 64
 """Dialogues written at a time."""
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 224
-OPENING_TOKENS = 24
+OPENING_TOKENS = 48
 """Of a text that a base model begins itself."""
-TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
-"""Of the answers, by turns."""
+TEMPERATURES, TEXT_TEMPERATURES = (0.0, 0.0, 0.6, 1.0), (0.0, 1.0, 0.6, 1.0)
+"""Of the answers, by turns; a base model's greedy text soon repeats itself, so it writes less of it."""
 LIKELIEST = 64
 """Answers are drawn among so many tokens, prompts from the likeliest that hold NUCLEUS of the probability."""
 NUCLEUS = 0.95
@@ -66,7 +66,8 @@ def write_block(target: Model, index: int, seed: int, prompts: Sequence[str] | N
         )
     room = min(ANSWER_TOKENS, target.context_length - longest)
     turns = len(prompts) if prompts else 1
-    temperatures = [TEMPERATURES[(i % turns + i // turns) % len(TEMPERATURES)] for i in range(first, first + size)]
+    choice = TEMPERATURES if getattr(target.tokenizer, "chat_template", None) else TEXT_TEMPERATURES
+    temperatures = [choice[(i % turns + i // turns) % len(choice)] for i in range(first, first + size)]
     answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop)
     return [
         Dialogue(prompt + answer, len(prompt), temperature)

@@ -32,8 +32,8 @@ def target(tokenizer):
         "llama", 3, vocab=300, dtype=torch.float32, num_hidden_layers=4, hidden_size=32, max_position_embeddings=256
     )
     for layer in network.base_model.layers:
-        layer.self_attn.o_proj.weight.mul_(0.1)
-        layer.mlp.down_proj.weight.mul_(0.1)
+        layer.self_attn.o_proj.weight.mul_(0.02)
+        layer.mlp.down_proj.weight.mul_(0.02)
     ends = frozenset({tokenizer.eos_token_id})
     return Model("tiny", network, tokenizer, "fp32", ends, 256, 300)
 

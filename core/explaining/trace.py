@@ -244,7 +244,7 @@ def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
             depth_of = depths(round_)
             # The last level is never fed: nothing is drafted after it.
             fullest = committed + sum(d < max(depth_of) for d in depth_of)
-            stands = committed + (0 if branches(round_) else accepted)
+            stands = committed + (0 if run.settings.method == "tree" else accepted)
             after = min(fullest, stands)
         lengths = CacheLengths(held, fullest, after)
         held = after

@@ -85,7 +85,7 @@ def run_perplexity(arguments: argparse.Namespace) -> None:
     from core.text import read_prompts
 
     text = read_text(arguments.text) if arguments.text else "\n\n".join(prompt.text for prompt in read_prompts())
-    precisions = [name.strip() for name in arguments.precisions.split(",")]
+    precisions = [SPECS["precision"].read(name.strip()) for name in arguments.precisions.split(",")]
     settings = settings_of(arguments)
     name = settings.target or POCKET_NAME
     document = compare_precisions(name, text, precisions, settings.device, settings.revision, say)

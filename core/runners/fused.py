@@ -137,7 +137,7 @@ class FusedRunner:
         noted: dict[int, Any] | None = None,
     ) -> Tensor:
         """Run the residual stream [n, width] through layers first … last-1, in place, as the tokens from position
-        `start` on; what enters the layers that `noted` names is put there."""
+        `start` on; a copy of what enters the layers that `noted` names is put there."""
         net, n = self._net, len(hidden)
         end = start + n
         if end > self._capacity:
@@ -151,7 +151,7 @@ class FusedRunner:
         (low, high), (from_high, from_low) = space.halves, space.other_halves
         for i, layer in enumerate(net.layers[first:last]):
             if noted is not None and first + i in noted:
-                noted[first + i] = hidden.clone()
+                noted[first + i] = hidden.to(net.dtype, copy=True)
             cos, sin, mask, keys, values = kinds[layer.kind]
             if layer.before_attention:
                 layer.before_attention(hidden, x)
@@ -179,7 +179,7 @@ class FusedRunner:
             y = layer.down(net.activation(gate) * up)
             hidden += layer.after_mlp(y.to(net.work), y) if layer.after_mlp else y
         if noted is not None and last in noted:
-            noted[last] = hidden.clone()
+            noted[last] = hidden.to(net.dtype, copy=True)
         return hidden
 
     @staticmethod

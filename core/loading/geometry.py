@@ -116,7 +116,7 @@ def describe_geometry(model: Model) -> Geometry | None:
         heads=heads,
         kv_heads=kv_heads,
         head_size=size,
-        vocabulary=head.weight.shape[0],
+        vocabulary=head.out_features,
         dtype=name_of(table),
         runner=model.runner_kind.split()[0],
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
@@ -128,7 +128,7 @@ def describe_geometry(model: Model) -> Geometry | None:
         experts=next(iter(experts.values())).shape[0] if experts else 0,
         active_experts=(getattr(config, "num_experts_per_tok", None) or 0) if experts else 0,
         read_bytes=model.weight_bytes() - skipped - expert_bytes,
-        head_bytes=stored_bytes(head.weight),
+        head_bytes=sum(map(stored_bytes, (*head.parameters(), *head.buffers()))),
         expert_bytes=expert_bytes,
         cached_bytes=2 * layers * kv_heads * size * table.element_size(),
     )
@@ -140,7 +140,7 @@ def decoder_layers(network: nn.Module, count: int) -> nn.ModuleList | None:
     return next((stack for stack in lists if any(_in_attention(name) for name, _ in stack[0].named_modules())), None)
 
 
-def stored_bytes(parameter: nn.Parameter) -> int:
+def stored_bytes(parameter: Tensor) -> int:
     """Bytes of a weight as it lies in memory, with its scales where it is quantised."""
     return parameter.numel() * parameter.element_size() + quantisation_bytes(parameter)
 

@@ -18,13 +18,14 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
+from core.runners.architecture import FusedNetwork, why_not
 from core.runners.check import unlike
 from core.runners.dynamic import DynamicRunner
-from core.runners.fused import FusedNetwork, FusedRunner, why_not
+from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner
 from core.runners.graph import why_not as why_not_graph
 
@@ -36,7 +37,8 @@ EXIT_REPEATS = 2
 
 @dataclass
 class Model:
-    """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner."""
+    """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner. `load_again` gives
+    the network as transformers loads it, before the fused forward laid its weights out."""
 
     name: str
     network: nn.Module
@@ -50,19 +52,22 @@ class Model:
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)
+    load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
     _fused: FusedNetwork | None = field(default=None, repr=False)
+    _parameters: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         """Choose the kind of runner: on a CPU the fused forward, on CUDA captured passes, where they apply; else
         transformers' own forward, with the reason."""
+        self._parameters = published_count(self.network)
         on_cpu = self.device.type == "cpu"
         if reason := (why_not if on_cpu else why_not_graph)(self.network):
             self.fall_back(reason)
             return
         self.runner_kind = FusedRunner.kind if on_cpu else GraphRunner.kind
-        self._fused = FusedNetwork(self.network) if on_cpu else None
+        self._fused = FusedNetwork(self.network, self.precision == "int4") if on_cpu else None
         if self._fused and (where := self._unlike_transformers(self._fused)):
             self.fall_back(f"the fused forward changes the model's answers, at {where}")
 
@@ -118,16 +123,14 @@ class Model:
 
     def weight_bytes(self) -> int:
         """Bytes of parameters and buffers as they lie in memory (packed 4-bit weights count packed), ties once."""
-        tensors = {t.data_ptr(): t for t in (*self.network.parameters(), *self.network.buffers())}
+        held = (*self.network.parameters(), *self.network.buffers())
+        tensors = {id(t) if t.is_mkldnn else t.data_ptr(): t for t in held}
         extra = sum(quantisation_bytes(p) for p in self.network.parameters())
         return sum(t.numel() * t.element_size() for t in tensors.values()) + extra
 
     def parameter_count(self) -> int:
         """Parameters of the model as published: a packed 4-bit weight counts two per byte, ties once."""
-        return sum(
-            p.numel() * 2 if getattr(p, "quant_state", None) is not None else p.numel()
-            for p in {id(p): p for p in self.network.parameters()}.values()
-        )
+        return self._parameters
 
     def choose_threads(self) -> int:
         """On a CPU: as many threads as a pass over a few tokens gains from; what all its runs then use."""
@@ -173,7 +176,14 @@ class Model:
         return max(1, min(CONTEXT, self.context_length - max(lengths) - CHAIN))
 
 
-def quantisation_bytes(parameter: nn.Parameter) -> int:
+def published_count(network: nn.Module) -> int:
+    """Parameters of a network whose layers have not been fused yet."""
+    return sum(
+        p.numel() * 2 if getattr(p, "quant_state", None) is not None else p.numel() for p in network.parameters()
+    )
+
+
+def quantisation_bytes(parameter: Tensor) -> int:
     """Scales of a bitsandbytes 4-bit weight, which live beside the parameter."""
     state = getattr(parameter, "quant_state", None)
     found = 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lookup import CPU
-from tiny import KINDS, VOCABULARY, draft_runner, fused_of, random_prompt, target_of, target_runner
+from tiny import FUSED, KINDS, VOCABULARY, draft_runner, fused_of, random_prompt, target_of, target_runner
 
 from core.decoding import take_step
 from core.drafting.model import ModelDrafter
@@ -209,7 +209,7 @@ def test_shared_configuration_is_not_touched(kind):
     assert len(network.model.layers) == network.config.num_hidden_layers == 2
 
 
-@pytest.mark.parametrize("kind", ["llama fused", "qwen2 fused", "qwen3 fused"])
+@pytest.mark.parametrize("kind", FUSED)
 def test_fused_forward_is_transformers_own(kind):
     """The same logits as the model's own forward, which still works on the fused weights."""
     ids = torch.tensor([random_prompt(40)])

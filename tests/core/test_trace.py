@@ -24,6 +24,7 @@ from core.lanes import open_lane
 from core.loading.geometry import Geometry, decoder_layers, describe_geometry
 from core.loading.model import Model
 from core.records import Settings, run_from_dict
+from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
 
@@ -152,7 +153,7 @@ def test_scores_have_the_shape_of_the_attention_weights(architecture):
     assert told.shape == tuple(weights.shape) == (1, geometry.heads, FED, CACHED + FED)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("cached, fed, parents", [(11, 4, None), (11, 1, None), (0, 15, None), (11, 4, [-1, 0, 0, 1])])
 def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, parents, monkeypatch):
     """Its products are wrapped and its attention call is watched."""
@@ -170,10 +171,10 @@ def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, paren
 
     attend = F.scaled_dot_product_attention
 
-    def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    def attention(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
         seen.update(queries=tuple(q.shape), keys=tuple(k.shape), values=tuple(v.shape))
         seen["mask"] = None if mask is None else tuple(mask.shape)
-        return attend(q, k, v, mask)
+        return attend(q, k, v, mask, **options)
 
     with model.lease() as runner:
         ids = torch.tensor(random_prompt(cached + fed))

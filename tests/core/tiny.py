@@ -9,8 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from core.runners.architecture import FAMILIES, FusedNetwork
 from core.runners.dynamic import DynamicRunner
-from core.runners.fused import FusedNetwork, FusedRunner
+from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner
 
 WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY = 32, 4, 2, 2, 64
@@ -31,6 +32,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {},
+    "gemma": {},
     "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 8},
     "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
     "mistral": {"sliding_window": 16},
@@ -41,7 +43,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "cohere": {},
 }
-FUSED = ("llama fused", "qwen2 fused", "qwen3 fused")
+FUSED = tuple(f"{family} fused" for family in FAMILIES)
 GRAPH = ("llama graph", "gemma3_text graph", "mistral graph", "gpt2 graph")
 KINDS = (*ARCHITECTURES, *FUSED, *GRAPH)
 """Architectures on transformers' forward, on the fused one where there is one, and some on a static cache."""

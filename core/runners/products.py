@@ -1,0 +1,108 @@
+"""Products of a few rows with a weight on a CPU, in the layout whose kernel is the fastest there.
+
+Linear layers of the same input become one product. Floats of 32 bits stay as they are, and the layers become views of
+the fused weight. 16 bits are put into the blocks that oneDNN would otherwise make in every pass; 4 bits into those of
+PyTorch's own kernel. Such blocks cannot be cut, so there the layers become shares of the product, and a network goes on
+working under transformers' own forward, from one copy of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from core.runners.int4 import Int4, group_for
+
+Product = Callable[[Tensor], Tensor]
+"""Rows [n, columns] in the weights' own type to [n, rows of the weight]."""
+
+
+def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Product:
+    """One product for the linear layers that `owner` has under these names; `int4` quantises them."""
+    linears: list[Any] = [getattr(owner, name) for name in names]
+    first = linears[0]
+    if hasattr(first.weight, "quant_state"):
+        return _fuse_nf4(linears)
+    weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+    bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
+    if int4 and group_for(*weight.shape):
+        return _share(owner, names, Int4(weight, bias))
+    if has_blocks(weight.dtype):
+        return _share(owner, names, Blocks(weight, bias))
+    start = 0
+    for linear in linears:
+        linear.weight.data = weight[start : start + linear.out_features]
+        start += linear.out_features
+    return lambda x: F.linear(x, weight, bias)
+
+
+def has_blocks(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there to lay out weights of this type. Those of 32 bits are left alone: a pass over a single
+    row, which plain decoding is made of, was a third slower with them."""
+    return (
+        dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+class Blocks(nn.Module):
+    """A weight in oneDNN's blocks: the numbers of `F.linear`, without making the blocks in every pass."""
+
+    ROWS = 16
+    """Of the passes the blocks are made for; those made for 1 … 16 rows were equally fast at all of them."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Buffer(torch.ops.mkldnn._reorder_linear_weight(weight, self.ROWS))
+        self.bias = None if bias is None else nn.Buffer(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+
+
+class Share(nn.Linear):
+    """Of a product that several linear layers were fused into, what one of them gives; it has no weight of its own."""
+
+    def __init__(self, product: nn.Module, start: int, linear: Any) -> None:
+        nn.Module.__init__(self)
+        self.weight = self.bias = None
+        self.product = product
+        self.start, self.in_features, self.out_features = start, linear.in_features, linear.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.product(x.reshape(-1, self.in_features))
+        return rows[:, self.start : self.start + self.out_features].view(*x.shape[:-1], self.out_features)
+
+
+def _share(owner: nn.Module, names: Sequence[str], product: nn.Module) -> Product:
+    start = 0
+    for name in names:
+        share = Share(product, start, getattr(owner, name))
+        setattr(owner, name, share)
+        start += share.out_features
+    return product.forward
+
+
+def _fuse_nf4(linears: Sequence[Any]) -> Product:
+    """The same for bitsandbytes layers: rows of its packed CPU format may be put one below the other."""
+    for linear in linears:
+        linear(torch.zeros(1, linear.in_features, dtype=torch.bfloat16))  # makes bitsandbytes pack the weight
+    states = [linear.weight.quant_state for linear in linears]
+    packed = torch.cat([linear.weight.data for linear in linears])
+    scales = torch.cat([state.absmax for state in states], dim=1).contiguous()
+    code, block = states[0].code, states[0].blocksize
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    shape = [sum(linear.out_features for linear in linears), linears[0].in_features]
+    start = 0
+    for linear in linears:
+        linear.weight.data = packed[start : start + linear.out_features]
+        start += linear.out_features
+    product = torch.ops.bitsandbytes.gemv_4bit.default
+    if bias is None:
+        return lambda x: product(x, packed, shape, scales, code, block)
+    return lambda x: product(x, packed, shape, scales, code, block) + bias

@@ -1,4 +1,5 @@
-"""Measure methods against plain decoding (bench), and draft lengths against each other (sweep)."""
+"""Measure methods against plain decoding (bench), draft lengths against each other (sweep), and what rounding a
+model's weights costs in quality (perplexity)."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from core.cli.shared import (
     add_model_settings,
     numbers,
     positive,
+    read_text,
     say,
     settings_of,
     write_json,
 )
+from core.errors import UserError
 from core.progress import console
-from core.settings import METHODS, SPECS
+from core.settings import METHODS, POCKET_NAME, SPECS
 
 
 def add(commands: Commands) -> None:
@@ -24,7 +27,8 @@ def add(commands: Commands) -> None:
     add_model_settings(bench)
     add_decoding_settings(bench)
     bench.add_argument("--methods", default="plain,draft", metavar="M,M", help=f"of {', '.join(METHODS)}")
-    bench.add_argument("--against", choices=("transformers",), help="measure its generate, plain and assisted, too")
+    bench.add_argument("--against", metavar="P,P", help="measure other engines too: transformers, llama.cpp")
+    bench.add_argument("--gguf", metavar="F", help="the target as a GGUF file, for llama.cpp")
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
     bench.add_argument("--repeats", type=int, default=3, metavar="R")
     bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
@@ -39,26 +43,54 @@ def add(commands: Commands) -> None:
     sweep.add_argument("--repeats", type=int, default=1, metavar="R")
     sweep.add_argument("--json", metavar="F", help="write the sweep document to F; - for standard output")
     sweep.set_defaults(run=run_sweep)
+    quality = commands.add_parser("perplexity", help="how well a model foretells a text in each precision")
+    add_model_settings(quality)
+    quality.add_argument("--precisions", default="bf16,nf4,int4", metavar="P,P", help="in place of --precision")
+    quality.add_argument("--text", metavar="F", help="a UTF-8 text file; without it, the bundled prompts")
+    quality.add_argument("--json", metavar="F", help="write the document to F; - for standard output")
+    quality.set_defaults(run=run_perplexity)
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
     from core.loading import load_pair
     from core.measuring.bench import bench as measure
     from core.measuring.bench import contexts_of, growth
+    from core.measuring.peers import llama_peers, transformers_peers
     from core.measuring.report import table
     from core.text import read_prompts
 
     names = [SPECS["method"].read(name.strip()) for name in arguments.methods.split(",")]
+    against = [name.strip() for name in (arguments.against or "").split(",") if name.strip()]
+    if unknown := [name for name in against if name not in ("transformers", "llama.cpp")]:
+        raise UserError(f"There is no engine {unknown[0]!r} to measure against; choose from transformers, llama.cpp.")
     settings = settings_of(arguments)
     prompts = [prompt.text for prompt in read_prompts(arguments.prompts)]
     pair = load_pair(settings, console())
+    gguf = arguments.gguf or (arguments.target if (arguments.target or "").endswith(".gguf") else None)
+    peers = transformers_peers(pair) if "transformers" in against else {}
+    peers |= llama_peers(pair, gguf) if "llama.cpp" in against else {}
     variants = {name: replace(settings, method=name) for name in names}
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
-    document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), bool(arguments.against), say)
+    document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), peers, say)
     if contexts:
         document["growth"] = growth(pair, variants, contexts, say)
     if arguments.json != "-":
         print(table(document))
+    if arguments.json:
+        write_json(arguments.json, document)
+
+
+def run_perplexity(arguments: argparse.Namespace) -> None:
+    from core.measuring.perplexity import compare_precisions, perplexity_table
+    from core.text import read_prompts
+
+    text = read_text(arguments.text) if arguments.text else "\n\n".join(prompt.text for prompt in read_prompts())
+    precisions = [SPECS["precision"].read(name.strip()) for name in arguments.precisions.split(",")]
+    settings = settings_of(arguments)
+    name = settings.target or POCKET_NAME
+    document = compare_precisions(name, text, precisions, settings.device, settings.revision, say)
+    if arguments.json != "-":
+        print(perplexity_table(document))
     if arguments.json:
         write_json(arguments.json, document)
 

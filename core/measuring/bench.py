@@ -12,7 +12,7 @@ How near a pass comes to what the memory can deliver: at batch 1 a pass is littl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -28,7 +28,7 @@ from core.lanes import describe_environment, open_lane
 from core.loading.geometry import describe_geometry
 from core.loading.model import Model
 from core.loading.pair import Pair
-from core.measuring.peers import PEERS, run_peer
+from core.measuring.peers import Peer
 from core.records import SCHEMA, Run, Settings, Spread, repeats_itself, summarise
 from core.text import encode_prompt, read_prompts
 
@@ -91,15 +91,15 @@ def bench(
     prompts: Sequence[str],
     variants: dict[str, Settings],
     repeats: int = 3,
-    peers: bool = False,
+    peers: Mapping[str, Peer] | None = None,
     progress: Progress = lambda message: None,
 ) -> dict[str, Any]:
     """Measure each variant (name -> settings) on each prompt; `plain` is always measured. A bench document."""
     base = next(iter(variants.values()))
     runners: dict[str, Runner] = {"plain": _ours(pair, replace(base, method="plain"))}
     runners |= {name: _ours(pair, settings) for name, settings in variants.items() if settings.method != "plain"}
-    if peers:
-        runners |= {name: _peer(pair, name, base) for name in PEERS}
+    peers = peers or {}
+    runners |= {name: _peer(peer, base) for name, peer in peers.items()}
     samples: dict[str, dict[tuple[int, int], Sample]] = {name: {} for name in runners}
     measured: list[PassCosts] = []
     exits = {
@@ -126,8 +126,8 @@ def bench(
         "temperature": base.temperature,
         "costs": {name: table.to_dict() for name in TABLES if (table := getattr(costs, name))},
         "bandwidth": describe_bandwidth(pair.target, costs.target(1), CONTEXT),
-        "methods": [row for name, row in rows.items() if name not in PEERS],
-        "peers": [row for name, row in rows.items() if name in PEERS],
+        "methods": [row for name, row in rows.items() if name not in peers],
+        "peers": [row for name, row in rows.items() if name in peers],
     }
 
 
@@ -197,9 +197,9 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
 STAGES = ("draft", "verify", "other")
 
 
-def _peer(pair: Pair, name: str, settings: Settings) -> Runner:
+def _peer(peer: Peer, settings: Settings) -> Runner:
     def run(prompt: str, costs: PassCosts) -> Sample:
-        return Sample(run_peer(pair, name, prompt, settings))
+        return Sample(peer(prompt, settings))
 
     return run
 

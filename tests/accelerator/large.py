@@ -20,7 +20,7 @@ from core.lanes import describe_environment
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.measuring.bench import describe_bandwidth
-from core.measuring.peers import run_peer
+from core.measuring.peers import transformers_peers
 from core.records import Run, Settings, Spread, summarise
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
@@ -122,7 +122,8 @@ class Runs:
         prompt = "def add(a, b):\n    return a + b\n" * 8
         settings = Settings(max_new_tokens=self._scale.tokens, ignore_eos=True)
         return [
-            run_peer(self._pair, "transformers generate", prompt, settings) for _ in range(self._scale.repeats + 1)
+            transformers_peers(self._pair)["transformers generate"](prompt, settings)
+            for _ in range(self._scale.repeats + 1)
         ][1:]
 
     def of_lanes(self) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """python -m core bench: what is measured and how it is counted; how fast it is, is for the benchmark to say."""
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from core.clock import PassTimer
 from core.costs.formulas import expected_tokens
 from core.costs.rounds import RoundCosts, promise
 from core.errors import UserError
+from core.loading import load_pair
 from core.measuring.bench import (
     LENGTHS,
     NEW_TOKENS,
@@ -22,9 +25,11 @@ from core.measuring.bench import (
     padded_prompt,
     run_timed,
 )
-from core.measuring.peers import run_peer
+from core.measuring.peers import SPECULATION, llama_peers, network_for, transformers_peers
+from core.measuring.perplexity import perplexity
 from core.measuring.report import table
 from core.records import Round, Settings, Token
+from core.runners.products import Share
 from core.text import encode_prompt
 
 PROMPTS = ["the quick brown fox", "one two three one two three one two"]
@@ -34,7 +39,7 @@ SETTINGS = Settings(draft_length=3, max_new_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def document(pair):
     variants = {"draft": SETTINGS, "ngram": Settings(method="ngram", max_new_tokens=12, ignore_eos=True)}
-    return bench(pair, PROMPTS, variants, repeats=2, peers=True)
+    return bench(pair, PROMPTS, variants, repeats=2, peers=transformers_peers(pair))
 
 
 def test_every_method_and_peer_has_its_row(document):
@@ -180,7 +185,7 @@ def test_peers_write_the_same_text(pair, monkeypatch):
         return written.setdefault("ids", generate(ids, **options, suppress_tokens=padding))
 
     monkeypatch.setattr(pair.target.network, "generate", watched)
-    assert run_peer(pair, "transformers assisted", PROMPTS[0], SETTINGS) > 0
+    assert transformers_peers(pair)["transformers assisted"](PROMPTS[0], SETTINGS) > 0
     with open_lane(pair, PROMPTS[0], SETTINGS) as lane:
         for _ in lane:
             pass
@@ -200,3 +205,74 @@ def test_command(pair_folder, tmp_path, capsys):
     assert "Verification cost: Checking 8 tokens" in shown and "round ms" in shown
     assert main([*common, "--methods", "plain,warp"]) == 2
     assert "no method 'warp'" in capsys.readouterr().err
+
+
+def test_llama_cpp_asks_for_its_package_and_a_file(pair, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(UserError, match=r"not installed \(pip install xllamacpp\)"):
+        llama_peers(pair, "model.gguf")
+    monkeypatch.setitem(sys.modules, "xllamacpp", SimpleNamespace())
+    with pytest.raises(UserError, match="--gguf FILE"):
+        llama_peers(pair, None)
+    with pytest.raises(UserError, match="There is no GGUF file"):
+        llama_peers(pair, str(tmp_path / "none.gguf"))
+
+
+def test_llama_cpp_is_given_our_prompt_and_counted_from_its_second_token(pair, monkeypatch, tmp_path):
+    """Its server is asked for the very ids; the first token comes out of the prefill, so it is not counted."""
+    asked = []
+
+    class Server:
+        def __init__(self, options):
+            self.options = options
+
+        def handle_completions(self, request):
+            asked.append((self.options, request))
+            return {"timings": {"predicted_n": 12, "predicted_ms": 110.0}}
+
+    def options():
+        return SimpleNamespace(
+            **{name: SimpleNamespace() for name in ("model", "cpuparams", "cpuparams_batch", "speculative")}
+        )
+
+    kinds = SimpleNamespace(**{f"COMMON_SPECULATIVE_TYPE_{kind}": kind for kind in SPECULATION.values()})
+    package = SimpleNamespace(CommonParams=options, Server=Server, common_speculative_type=kinds)
+    monkeypatch.setitem(sys.modules, "xllamacpp", package)
+    (tmp_path / "model.gguf").touch()
+    peers = llama_peers(pair, str(tmp_path / "model.gguf"))
+    assert [peer(PROMPTS[0], SETTINGS) for peer in peers.values()] == [pytest.approx(100)] * 3
+    assert [given.speculative.types for given, _ in asked] == [["NONE"], ["NGRAM_SIMPLE"], ["NGRAM_MOD"]]
+    assert all(given.cpuparams.n_threads == pair.target.threads for given, _ in asked)
+    assert all(request["prompt"] == encode_prompt(pair.target, PROMPTS[0], SETTINGS) for _, request in asked)
+
+
+def test_transformers_is_measured_on_its_own_layout(pair_folder):
+    """Where the fused forward laid 16-bit weights out for its kernels, transformers' generate gets its own copy."""
+    pair = load_pair(Settings(target=str(pair_folder / "target"), precision="bf16"))
+    if not any(isinstance(module, Share) for module in pair.target.network.modules()):
+        pytest.skip("oneDNN has no bf16 on this processor")
+    fresh = network_for(pair.target)
+    assert not any(isinstance(module, Share) for module in fresh.modules())
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(fresh(ids).logits, pair.target.network(ids).logits, rtol=0.05, atol=0.05)
+
+
+def test_perplexity_is_that_of_the_models_own_law(pair):
+    """Each window starts anew; within it every token is judged by the law after those before it."""
+    ids = [5, 7, 9, 11, 5, 7, 9]
+    network = pair.target.network
+    laws = [
+        network(torch.tensor([part])).logits[0, :, : pair.target.vocab_size].float().log_softmax(-1)
+        for part in (ids[:4], ids[4:])
+    ]
+    losses = [-law[i, part[i + 1]] for law, part in zip(laws, (ids[:4], ids[4:])) for i in range(len(part) - 1)]
+    assert perplexity(pair.target, ids, window=4) == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
+
+
+def test_perplexity_command_compares_precisions(pair_folder, capsys, tmp_path):
+    (tmp_path / "held-out.txt").write_text("the quick brown fox jumps over the lazy dog")
+    arguments = ["--target", str(pair_folder / "target"), "--text", str(tmp_path / "held-out.txt"), "--json", "-"]
+    assert main(["perplexity", *arguments, "--precisions", "fp32,bf16"]) == 0
+    rows = json.loads(capsys.readouterr().out)["precisions"]
+    assert [row["precision"] for row in rows] == ["fp32", "bf16"]
+    assert rows[0]["ratio"] == 1 and rows[1]["ratio"] == pytest.approx(1, rel=0.05)

@@ -35,6 +35,7 @@ METHODS: dict[Method, tuple[str, str]] = {
 PRECISIONS = {
     "auto": "auto",
     "nf4": "NF4 (4 bits)",
+    "int4": "int4 (4 bits)",
     "bf16": "bf16 (16 bits)",
     "fp16": "fp16 (16 bits)",
     "fp32": "fp32 (32 bits)",

@@ -17,7 +17,7 @@ from core.settings import Settings
 
 BUNDLED = "assets/pocket"
 HEADS = "assets/heads"
-DTYPES = {"nf4": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"nf4": "bfloat16", "int4": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
 """What our own n-gram drafter looks for (core/drafting/ngram.py)."""

@@ -27,6 +27,7 @@ from core.loading.hub import cached, explained, local_folder, out_of_reach
 from core.loading.memory import (
     NF4,
     Weights,
+    as_fused,
     cache_bytes,
     quantised_weights,
     routed_share,
@@ -35,7 +36,7 @@ from core.loading.memory import (
     whole_blocks,
     workspace_bytes,
 )
-from core.loading.precision import POCKET, Format, choose_format, quantisation_of
+from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
 from core.loading.weights import packed_for_cpu
 from core.records import POCKET_NAME
 
@@ -283,6 +284,8 @@ def size_up(found: Preview, device: torch.device, precision: str = "auto") -> Si
     no network can be built from."""
     saved = quantisation_of(found.config)
     format_ = choose_format(precision, device, saved, found.name.split()[0] == POCKET_NAME)
+    if format_.precision == "int4":
+        refuse_int4(found.config, found.name)
     try:
         network = skeleton(found.config)
     except (ValueError, LookupError, ImportError, TypeError, AttributeError, RuntimeError) as error:
@@ -292,7 +295,8 @@ def size_up(found: Preview, device: torch.device, precision: str = "auto") -> Si
     layout = NF4.of(saved, packed_for_cpu(device)) if format_.precision == "nf4" else None
     # Beside weights that were quantised before, transformers leaves the others as they were saved.
     dtype = found.dtype or format_.dtype if format_.taken_as_saved else format_.dtype
-    return Sized(found, format_, device, network, layout, weights(network, dtype, layout))
+    counted = as_fused(weights(network, dtype, layout), network, device, format_.precision, format_.dtype)
+    return Sized(found, format_, device, network, layout, counted)
 
 
 def stored_weights(found: Preview, format_: Format, network: nn.Module) -> Weights:

@@ -23,7 +23,7 @@ from core.loading.head import bundled_head, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
 from core.loading.pair import Pair, same_tokens, translate
-from core.loading.precision import POCKET, Format, choose_format, quantisation_of
+from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
 from core.loading.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
 from core.progress import Progress, Stop, in_bytes, never, silent
 from core.settings import POCKET_NAME, SPECS, Settings
@@ -133,11 +133,14 @@ def read_source(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, label)
         format_ = choose_format(precision, device, quantisation_of(config), bundled)
+        if format_.precision == "int4":
+            refuse_int4(config, label)
         return Source(label, folder, config, format_, _bytes_in_memory(folder, config, device, format_))
 
 
 def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: Format) -> int:
-    """What the weights of a folder take: counted from the config, or as they were saved where they stay so."""
+    """What loading a folder's weights takes: counted from the config, or as they were saved where they stay so. Those
+    of int4 are read in 16 bits first."""
     if format_.taken_as_saved and format_.precision != "nf4":
         return sum(tensor_bytes(folder).values())
     layout = None
@@ -147,7 +150,9 @@ def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: F
         layout = memory.NF4(
             saved.get("bnb_4bit_use_double_quant", not saved), packed_for_cpu(device), tuple(kept) if kept else None
         )
-    return memory.weights(memory.skeleton(config), format_.dtype, layout).total
+    network = memory.skeleton(config)
+    counted = memory.weights(network, format_.dtype, layout)
+    return max(counted.total, memory.as_fused(counted, network, device, format_.precision, format_.dtype).total)
 
 
 def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeRoom) -> Placement:
@@ -232,6 +237,7 @@ def _load(source: Source, device: torch.device, placement: Placement, progress: 
         context_length=getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 2048,
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
         notes=list(source.format.notes),
+        load_again=lambda: load_network(folder, label, config, device, source.format, placement, silent).eval(),
     )
 
 

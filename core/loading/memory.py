@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION, get_
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from core.runners import PREFILL_CHUNK
+from core.runners.architecture import why_not_family
+from core.runners.int4 import group_for
+from core.runners.products import has_blocks
 
 NF4_BLOCK, SCALE_BLOCK = 64, 256
 """Weights that share a scale, and scales that share a scale, in bitsandbytes' double quantisation."""
@@ -98,6 +101,24 @@ def weights(network: nn.Module, dtype: torch.dtype, nf4: NF4 | None = None) -> W
         experts += size if nf4 and is_experts(name, parameter) and name not in quantised else 0
     buffers = sum(b.numel() * b.element_size() for b in network.buffers())
     return Weights(total + buffers, read + buffers, parameters, active, experts)
+
+
+def as_fused(counted: Weights, network: nn.Module, device: torch.device, precision: str, dtype: torch.dtype) -> Weights:
+    """The weights of a skeleton, `counted` in `dtype`, as the fused forward of a CPU lays them out, where it can run
+    the model: in int4 its linear layers have 4 bits, and in 16 bits or fewer a head tied to the embeddings has a copy
+    of its own."""
+    if device.type != "cpu" or not has_blocks(dtype) or why_not_family(network.config):
+        return counted
+    table = network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+    total, read = counted.total, counted.read
+    for module in network.modules():
+        if type(module) is nn.Linear:
+            size = module.weight.numel() * dtype.itemsize
+            group = group_for(*module.weight.shape) if precision == "int4" else None
+            packed = size // 4 + 4 * module.weight.numel() // group if group else size
+            read += packed - size
+            total += packed if module.weight is table else packed - size
+    return replace(counted, total=total, read=read)
 
 
 def quantised_weights(network: nn.Module, kept: Iterable[str] | None = None) -> dict[str, tuple[int, int]]:

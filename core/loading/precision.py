@@ -22,10 +22,12 @@ from packaging.version import InvalidVersion, Version
 from torch import Tensor
 
 from core.errors import UserError
+from core.runners.architecture import why_not_family
+from core.runners.int4 import group_for
 from core.settings import SPECS
 
 POCKET = Path(__file__).parent.parent.parent / "assets" / "pocket"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"int4": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OLDEST_BITSANDBYTES = "0.50"
 """Older ones unpack a whole 4-bit weight in every pass over more than one token, which is every verification."""
 
@@ -49,6 +51,8 @@ def choose_format(asked: str, device: torch.device, saved: Mapping[str, Any] | N
         return _as_saved(kind, asked, device)
     wanted = _automatic(device, kind, bundled) if asked == "auto" else asked
     notes: list[str] = []
+    if wanted == "int4" and device.type != "cpu":
+        raise UserError("Precision int4 runs on CPUs only; choose nf4 or bf16 for this device.")
     if wanted == "nf4" and (obstacle := nf4_obstacle(device)):
         wanted = sixteen_bits(device)
         notes.append(
@@ -64,6 +68,21 @@ def choose_format(asked: str, device: torch.device, saved: Mapping[str, Any] | N
             "faster here."
         )
     return Format(wanted, DTYPES.get(wanted, compute_dtype(device)), wanted == "nf4" == kind, notes)
+
+
+def refuse_int4(config: Any, name: str) -> None:
+    """Raise UserError where the fused forward, which alone knows int4, cannot run a model or its weights' shapes."""
+    reason = why_not_family(config)
+    if reason is None:
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads, inner = size * config.num_attention_heads, config.intermediate_size
+        keys = size * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        products = ((heads + 2 * keys, config.hidden_size), (config.hidden_size, heads))
+        products += ((2 * inner, config.hidden_size), (config.hidden_size, inner))
+        odd = [f"{rows} x {columns}" for rows, columns in products if not group_for(rows, columns)]
+        reason = f"its kernel cannot take a weight of {odd[0]}" if odd else None
+    if reason:
+        raise UserError(f"{name} cannot be had in int4: {reason}; choose nf4 or bf16.")
 
 
 def saved_format(saved: Mapping[str, Any] | None) -> str | None:

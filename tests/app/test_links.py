@@ -29,7 +29,7 @@ def choice(value: Any, *values: Any) -> Control:
     return Control(value, [(str(each), each) for each in values])
 
 
-PRECISIONS = ("auto", "nf4", "bf16", "fp16", "fp32")
+PRECISIONS = ("auto", "nf4", "int4", "bf16", "fp16", "fp32")
 KNOWN: dict[str, Control] = {
     "method": choice("draft", *METHODS),
     "draft_length": choice("auto", "auto", *range(1, 17)),

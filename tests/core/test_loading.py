@@ -190,7 +190,9 @@ def test_names_that_lead_nowhere(name, sentence, monkeypatch):
 
 
 def test_unknown_precision(pair_folder):
-    with pytest.raises(UserError, match="There is no precision 'int3'; choose one of auto, nf4, bf16, fp16, fp32"):
+    with pytest.raises(
+        UserError, match="There is no precision 'int3'; choose one of auto, nf4, int4, bf16, fp16, fp32"
+    ):
         load_model(str(pair_folder / "target"), CPU, "int3")
 
 

@@ -1,0 +1,158 @@
+"""Precision int4 and weights laid out for oneDNN: what is quantised, how exactly, and that rows stand alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import make_tokenizer, random_model
+from torch import nn
+
+from core.errors import UserError
+from core.inspecting.files import preview, size_up
+from core.loading import load_model, load_pair
+from core.loading.precision import choose_format
+from core.records import Settings
+from core.runners.architecture import FusedNetwork
+from core.runners.fused import FusedRunner
+from core.runners.int4 import Int4, dequantise, group_for, quantise
+from core.runners.products import Share, fuse
+
+CPU = torch.device("cpu")
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+FAMILIES = ("llama", "qwen2", "qwen3", "olmo2", "gemma3_text")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folder of a tiny model with widths that are whole groups, made once per architecture."""
+    made = {}
+
+    def folder(architecture, **changes):
+        key = architecture, *changes.items()
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("model")
+            random_model(architecture, 5, vocab=320, dtype=torch.bfloat16, **{**WIDE, **changes}).save_pretrained(
+                made[key]
+            )
+            make_tokenizer().save_pretrained(made[key])
+        return str(made[key])
+
+    return folder
+
+
+def test_weights_on_the_grid_come_back():
+    """What was quantised to sixteen steps before, with a scale bf16 can hold, is not changed."""
+    codes = torch.randint(0, 16, (32, 96), generator=torch.Generator().manual_seed(1))
+    codes[:, ::32], codes[:, 1::32] = 0, 15  # each group uses its whole range
+    weight = 0.25 * codes - 1.5
+    found, scales = quantise(weight, 32)
+    assert torch.equal(found, codes.int())
+    assert torch.equal(dequantise(found, scales), weight)
+
+
+def test_error_is_within_half_a_step():
+    """Of random weights none is further off than half a step of its group and what bf16 rounds of scale and zero."""
+    weight = normal(64, 128)
+    codes, scales = quantise(weight, 32)
+    step = scales.transpose(0, 1)[..., 0].float().repeat_interleave(32, dim=1)
+    assert ((dequantise(codes, scales) - weight).abs() <= 0.6 * step).all()
+    assert (codes.min(), codes.max()) == (0, 15)
+
+
+@pytest.mark.parametrize("bias", [None, normal(96).bfloat16()], ids=["plain", "bias"])
+def test_kernel_multiplies_with_the_quantised_weight(bias):
+    weight, x = normal(96, 64).bfloat16(), normal(5, 64, seed=1).bfloat16()
+    expected = F.linear(x.double(), dequantise(*quantise(weight, 32)).double(), None if bias is None else bias.double())
+    torch.testing.assert_close(Int4(weight, bias)(x).double(), expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("product", ["int4", "bf16"])
+def test_layers_go_on_as_shares_of_their_product(product):
+    """Three layers become one product; each still gives its own part, from one copy of the weights."""
+    owner = nn.ModuleDict({name: nn.Linear(64, rows, dtype=torch.bfloat16) for name, rows in zip("qkv", (64, 32, 32))})
+    x = normal(2, 3, 64).bfloat16()
+    before = torch.cat([owner[name](x) for name in "qkv"], dim=-1)
+    fused = fuse(owner.requires_grad_(False), "qkv", product == "int4")(x.view(6, 64)).view(2, 3, 128)
+    if not isinstance(owner["q"], Share):
+        pytest.skip("oneDNN has no bf16 on this processor")
+    assert torch.equal(torch.cat([owner[name](x) for name in "qkv"], dim=-1), fused)
+    assert not list(owner.parameters())
+    torch.testing.assert_close(fused, before, rtol=0.02, atol=0.02 if product == "bf16" else 0.3)
+
+
+@pytest.mark.parametrize("shape", [(1536, 576), (64, 1536), (8192, 64)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(shape):
+    """The law of what is written would else depend on what is drafted: each row of a product over many is, to the
+    last bit, what it is alone."""
+    product = Int4(normal(*shape).bfloat16())
+    x = normal(17, shape[1], seed=2).bfloat16()
+    alone = torch.cat([product(row[None]) for row in x])
+    for n in (*range(1, 10), 12, 16, 17):
+        assert torch.equal(product(x[:n]), alone[:n])
+    assert torch.equal(product(x.flip(0)), alone.flip(0))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_fused_forward_is_transformers_own_over_the_same_codes(architecture):
+    """The network's layers share the quantised weights, so transformers' forward is the oracle in int4 too."""
+    network = random_model(architecture, 7, vocab=64, dtype=torch.bfloat16, **WIDE)
+    for parameter in network.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(0.3)
+    ids = torch.randint(0, 64, (12,), generator=torch.Generator().manual_seed(3))
+    runner = FusedRunner(FusedNetwork(network, int4=True), 64, capacity=8)
+    rows = torch.cat([runner.feed(ids[:7]), runner.feed(ids[7:8]), runner.feed(ids[8:])]).float()
+    oracle = network(ids[None]).logits[0].float()
+    assert (rows - oracle).norm() < 0.03 * oracle.norm()
+
+
+def test_pair_in_int4_is_lossless(saved):
+    """Greedy speculation writes what plain decoding writes."""
+    from core.lanes import open_lane
+
+    pair = load_pair(Settings(target=saved("llama"), draft=saved("qwen3"), precision="int4"))
+    assert (pair.target.precision, pair.target.runner_kind) == ("int4", "fused")
+    texts = []
+    for method in ("plain", "draft"):
+        lane = open_lane(pair, "the quick brown fox", Settings(method=method, max_new_tokens=24, ignore_eos=True))
+        for _ in lane:
+            pass
+        texts.append(lane.run.token_ids)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("architecture", [*FAMILIES, "mistral"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("precision", ["int4", "bf16"])
+def test_memory_is_what_was_told(saved, architecture, tied, precision):
+    folder = saved(architecture, tie_word_embeddings=tied)
+    model = load_model(folder, CPU, precision)
+    assert size_up(preview(folder), CPU, precision).weights.total == pytest.approx(model.weight_bytes(), rel=0.03)
+    assert model.parameter_count() == load_model(folder, CPU, "fp32").parameter_count()
+
+
+@pytest.mark.parametrize(
+    "architecture, width, reason",
+    [
+        ("gemma2", 64, "there is no fused forward for gemma2 models"),
+        ("llama", 48, "its kernel cannot take a weight of 128 x 48"),
+    ],
+)
+def test_where_int4_cannot_be_had_a_sentence_says_why(saved, architecture, width, reason):
+    name = saved(architecture, hidden_size=width)
+    with pytest.raises(UserError, match=f"cannot be had in int4: {reason}; choose nf4 or bf16"):
+        load_model(name, CPU, "int4")
+    with pytest.raises(UserError, match=f"cannot be had in int4: {reason}; choose nf4 or bf16"):
+        size_up(preview(name), CPU, "int4")
+
+
+def test_int4_is_for_cpus():
+    with pytest.raises(UserError, match="int4 runs on CPUs only"):
+        choose_format("int4", torch.device("cuda"), None)
+
+
+def test_odd_shapes_have_no_group():
+    assert (group_for(64, 96), group_for(24, 64), group_for(64, 48)) == (32, None, None)

@@ -36,6 +36,12 @@ def on(device, architecture, seed=3):
     return random_model(architecture, seed=seed, dtype=torch.float32).to(device)
 
 
+def needs_cuda(device):
+    """For what a CPU run of these tests could not see fail."""
+    if device.type != "cuda":
+        pytest.skip("only CUDA tells")
+
+
 def captured(runner):
     return sum(len(passes._captured) for passes in runner._passes.values())
 
@@ -144,8 +150,7 @@ def test_a_round_waits_for_the_device_once(device, sampling, gamma):
 
     for _ in range(6):  # every length is captured
         step()
-    if device.type != "cuda":
-        return
+    needs_cuda(device)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -179,8 +184,7 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(device, pairs, pre
 
 def test_weights_take_what_they_are_said_to(device, pairs):
     """The bytes counted of a model in 4-bit are the bytes the device gave."""
-    if device.type != "cuda":
-        return
+    needs_cuda(device)
     from core.loading import load_model
 
     torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # makes cuBLAS take its workspace
@@ -193,23 +197,24 @@ def test_weights_take_what_they_are_said_to(device, pairs):
 
 def test_runs_leave_no_memory_behind(device, pairs):
     """A runner goes back to the pool with what it captured; the tenth run takes no more than the third."""
+    needs_cuda(device)
     pair, held = pairs("nf4"), []
     for _ in range(10):
         settings = Settings(max_new_tokens=32, ignore_eos=True, draft_length=3)
         with open_lane(pair, "the quick brown fox", settings) as lane:
             for _ in lane:
                 pass
-        held.append(torch.cuda.memory_allocated() if device.type == "cuda" else 0)
+        held.append(torch.cuda.memory_allocated())
     assert held[-1] <= held[2] + (1 << 16)
 
 
 def test_capturing_is_not_counted_to_a_run(device):
     clock = Clock(device)
     with off_the_clock(device):
-        time.sleep(0.05)
+        time.sleep(0.5)
     clock.mark()
     (stage,), total = clock.stop() if device.type == "cpu" else (torch.cuda.synchronize(), clock.stop())[1]
-    assert abs(stage) < 0.02 and total < 0.02
+    assert abs(stage) < 0.25 and total < 0.25
 
 
 def test_what_is_captured_is_chosen_by_the_device(device):

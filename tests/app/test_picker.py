@@ -278,11 +278,12 @@ def test_a_load_that_began_is_finished_and_freed_when_it_is_stopped(monkeypatch)
 def test_a_download_is_left_at_once_and_holds_nobody_up(monkeypatch):
     """Others use the device meanwhile; Stop does not wait for a network that is silent."""
     Loads(monkeypatch)
-    over = threading.Event()
+    over, ended = threading.Event(), []
 
     def silent_network(settings, progress, stop):
         progress("Downloading a/a: 1.0 GB of 9.0 GB")
-        over.wait(5)
+        over.wait(60)
+        ended.append(True)
 
     monkeypatch.setattr("core.loading.fetch_pair", silent_network)
     device, pressed = Device(), []
@@ -295,8 +296,8 @@ def test_a_download_is_left_at_once_and_holds_nobody_up(monkeypatch):
         if "1.0 GB of 9.0 GB" in (event.get("text") or "") and not pressed:
             with device.turn() as turn:
                 assert turn.wait(0.1)
-            pressed.append(time.monotonic())
-    assert time.monotonic() - pressed[0] < 1.0
+            pressed.append(True)
+    assert pressed and not ended
     assert texts[-2].startswith("Stopped while downloading; what has come is kept")
     over.set()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -108,20 +107,17 @@ def test_running_totals_agree_with_the_engines_own(app: str, visit: Any) -> None
     assert live == pytest.approx(final, rel=1e-4)
 
 
-def test_stop_ends_both_lanes_within_a_second(app: str, visit: Any) -> None:
+def test_stop_ends_both_lanes_at_their_next_round(app: str, visit: Any) -> None:
+    """Long before the end, whatever else the processor has to do."""
     page = visit(app)
     set_number(page, "New tokens", 3500)
-    seconds = []
-    while len(seconds) < 3 and min(seconds, default=9) >= 1.5:  # again where something else had the processor
-        page.click("#run")
-        page.wait_for_selector(".race .status[data-kind=running]")
-        start = time.monotonic()
-        page.click("#stop")
-        wait_idle(page)
-        seconds.append(time.monotonic() - start)
-    assert min(seconds) < 1.5  # a second of ours, half a second of the browser's
+    page.click("#run")
+    page.wait_for_selector(".race .status[data-kind=running]")
+    page.click("#stop")
+    wait_idle(page)
     documents = page.evaluate(DOCUMENTS)
     assert {run["stop_reason"] for run in documents.values()} == {"cancelled"}
+    assert all(len(run["token_ids"]) < 3500 for run in documents.values())
     assert status(page).startswith("Stopped")
     set_number(page, "New tokens", 32)
     run_to_end(page)

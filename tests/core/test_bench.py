@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core import decoding
 from core.cli import main
 from core.clock import PassTimer
 from core.costs.formulas import expected_tokens
@@ -29,6 +30,7 @@ from core.measuring.peers import SPECULATION, llama_peers, network_for, transfor
 from core.measuring.perplexity import perplexity
 from core.measuring.report import table
 from core.records import Round, Settings, Token
+from core.runners.fused import FusedRunner
 from core.runners.products import Share
 from core.text import encode_prompt
 
@@ -77,21 +79,22 @@ def test_what_a_round_is_made_of(document):
 
 
 def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
-    """Efficiency counts what `feed` takes, and nothing that happens between two passes."""
-    import time
+    """Efficiency counts what `feed` takes, and nothing that happens between two passes: by a clock that passes move by
+    two seconds and the judge by three, it is two fifths."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("core.clock.time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    from core import decoding as rounds
+    def taking(seconds, work):
+        def slow(*args, **options):
+            clock.now += seconds
+            return work(*args, **options)
 
-    _, quick = run_timed(pair, PROMPTS[0], SETTINGS)
-    judge = rounds.judge
+        return slow
 
-    def dawdling(*args):
-        time.sleep(0.05)
-        return judge(*args)
-
-    monkeypatch.setattr(rounds, "judge", dawdling)
-    _, slow = run_timed(pair, PROMPTS[0], SETTINGS)
-    assert slow < 0.5 < quick < 1
+    monkeypatch.setattr(FusedRunner, "through", taking(2.0, FusedRunner.through))
+    monkeypatch.setattr("core.decoding.judge", taking(3.0, decoding.judge))
+    run, share = run_timed(pair, PROMPTS[0], replace(SETTINGS, method="plain"))
+    assert len(run.rounds) > 1 and share == pytest.approx(2 / 5)
 
 
 def test_passes_are_heard_only_while_somebody_listens(pair):

@@ -59,5 +59,6 @@ class Int4(nn.Module):
         self.bias = None if bias is None else nn.Buffer(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu.default(x, self.weight, self.group, self.scales)
+        # Not by way of torch.ops, which takes two microseconds more: as much as three small operations.
+        y = torch._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)  # type: ignore[attr-defined]
         return y if self.bias is None else y + self.bias

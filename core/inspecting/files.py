@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from core.errors import UserError, first_line
 from core.inspecting.catalogue import read_catalogue
-from core.loading import refuse_unsupported
-from core.loading.conversion import converted, find_gguf, gguf_tokenizer, origin
+from core.loading import find_file, refuse_unsupported
+from core.loading.conversion import converted, gguf_tokenizer, origin
 from core.loading.default import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
 from core.loading.gguf import read_header as read_gguf_header
 from core.loading.gguf_layout import config_of
@@ -143,7 +143,7 @@ def read_named(name: str, role: str) -> Preview | None:
         return read_folder(POCKET / role, label)
     if name == SMOLLM2_NAME and (folder := smollm2_cached()) and not smollm2_file():
         return read_folder(folder, label)
-    file = smollm2_file() if name == SMOLLM2_NAME else find_gguf(Path(name).expanduser())
+    file = find_file(name)
     return None if file is None else read_gguf(file, label)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from core.errors import UserError
 from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.inspecting.likeness import Likeness
-from core.loading.conversion import find_gguf
+from core.loading import find_file
 from core.loading.head import best_dtype, fitting_layers
 from core.loading.hub import cached, local_folder
 from core.loading.memory import Weights
@@ -60,7 +59,7 @@ class SizedHead:
 def preview_head(name: str) -> HeadPreview | None:
     """Read what there is of a head without loading it; None where the name is not one of a head. Raises UserError with
     one sentence for a head that cannot be read or run."""
-    if name in (POCKET_NAME, SMOLLM2_NAME) or find_gguf(Path(name).expanduser()):
+    if name in (POCKET_NAME, SMOLLM2_NAME) or find_file(name):
         return None
     folder = local_folder(name) or cached(name)
     here = folder is not None

@@ -106,13 +106,18 @@ def find_folder(name: str, revision: str | None, role: str, progress: Progress =
     yet), or a Hub id (downloaded where it is not here). The same errors as `load_pair`."""
     if name == POCKET_NAME:
         return POCKET / role
-    if name == SMOLLM2_NAME:
-        if (file := smollm2_file()) is not None:
-            return convert(file, progress, stop)
-        return smollm2_cached() or fetch(SMOLLM2_ID, SMOLLM2_REVISION, progress, stop)
-    if (file := find_gguf(Path(name).expanduser())) is not None:
+    if (file := find_file(name)) is not None:
         return convert(file, progress, stop)
+    if name == SMOLLM2_NAME:
+        return smollm2_cached() or fetch(SMOLLM2_ID, SMOLLM2_REVISION, progress, stop)
     return fetch(name, revision, progress, stop)
+
+
+def find_file(name: str | None) -> Path | None:
+    """The GGUF file that a name means, None where it means something else."""
+    if name in (None, POCKET_NAME):
+        return None
+    return smollm2_file() if name == SMOLLM2_NAME else find_gguf(Path(name).expanduser())
 
 
 def names_of(settings: Settings) -> tuple[str, str | None, str]:

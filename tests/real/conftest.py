@@ -48,8 +48,16 @@ def model(weights: Path) -> Model:
 
 
 @pytest.fixture(scope="session")
-def pair(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """The model with a draft made of its own first layers: as real, and often wrong."""
+def reference(weights: Path) -> Any:
+    """The same weights in transformers' own forward, in float32: the oracle."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def draft_folder(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft made of the model's own first layers: as real, and often wrong."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("draft")
@@ -58,4 +66,10 @@ def pair(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     network.config.num_hidden_layers = DRAFT_LAYERS
     network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(weights).save_pretrained(folder)
-    return load_pair(Settings(target=SMOLLM2_NAME, draft=str(folder), precision="fp32", device="cpu"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pair(draft_folder: Path) -> Pair:
+    """The model with that draft."""
+    return load_pair(Settings(target=SMOLLM2_NAME, draft=str(draft_folder), precision="fp32", device="cpu"))

@@ -29,14 +29,14 @@ GREEDY = Sampling(0.0)
 
 
 @pytest.fixture(scope="session")
-def answers(model):
+def answers(model, reference):
     """Of every question: the ids of the prompt in the chat template, and of transformers' answer, up to its end."""
     prompts = [encode_prompt(model, question, Settings()) for question in QUESTIONS]
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     with torch.inference_mode():
-        written = model.network.generate(
+        written = reference.generate(
             ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, pad_token_id=0, eos_token_id=2
         )[:, longest:]
     return [(p, cut(row, model.stop_ids)) for p, row in zip(prompts, written.tolist())]
@@ -47,14 +47,14 @@ def cut(ids, stop_ids):
     return ids[: end + 1]
 
 
-def assert_same(model, prompt, expected, written):
+def assert_same(reference, prompt, expected, written):
     """The same ids; or, from the first that differs, a tie in the target's own logits."""
     if written == expected:
         return
     at = next((i for i, (a, b) in enumerate(zip(expected, written)) if a != b), min(len(expected), len(written)))
     assert at < min(len(expected), len(written)), "one text ends where the other goes on"
     with torch.inference_mode():
-        logits = model.network(torch.tensor([prompt + expected[:at]])).logits[0, -1]
+        logits = reference(torch.tensor([prompt + expected[:at]])).logits[0, -1]
     gap = logits[expected[at]] - logits[written[at]]
     assert abs(gap) < TIE, f"parted at token {at} by a difference of {gap:.4f} in the logits"
     print(f"tie at token {at}: the logits differ by {gap:.6f}")
@@ -98,7 +98,7 @@ def knowing_drafter(method, text, vocabulary):
 
 
 @pytest.mark.parametrize("method", ["draft", "ngram+draft", "tree"])
-def test_real_target_of_a_good_draft(model, answers, method):
+def test_real_target_of_a_good_draft(model, reference, answers, method):
     """Long accepted drafts, rejected ones and bonus tokens; of each text the real model has judged every token."""
     met = set()
     for prompt, expected in answers:
@@ -107,7 +107,7 @@ def test_real_target_of_a_good_draft(model, answers, method):
         with model.lease() as target:
             for round_ in speculative(target, drafter, run, length=Fixed(5), stop_ids=model.stop_ids):
                 met |= {token.outcome for token in [*round_.drafted, *round_.kept]}
-        assert_same(model, prompt, expected, run.token_ids)
+        assert_same(reference, prompt, expected, run.token_ids)
     assert {"accepted", "rejected", "corrected", "bonus"} <= met
 
 
@@ -115,7 +115,7 @@ def test_real_target_of_a_good_draft(model, answers, method):
     "method, options",
     [("ngram", {"draft_length": 4}), ("early-exit", {"draft_length": 2, "exit_layer": 24})],
 )
-def test_drafters_that_need_no_other_model(model, answers, method, options):
+def test_drafters_that_need_no_other_model(model, reference, answers, method, options):
     """Through the lane that the page and the command line open, text included."""
     outcomes = set()
     for question, (prompt, expected) in zip(QUESTIONS, answers):
@@ -125,21 +125,21 @@ def test_drafters_that_need_no_other_model(model, answers, method, options):
                 outcomes |= {token.outcome for token in round_.drafted}
             run = lane.run
         assert run.prompt_ids == prompt
-        assert_same(model, prompt, expected, run.token_ids)
+        assert_same(reference, prompt, expected, run.token_ids)
         whole = model.tokenizer.decode(run.token_ids, skip_special_tokens=True)
         assert run.text == whole or (whole.startswith(run.text) and whole[len(run.text) :].strip("\ufffd") == "")
     assert {"accepted", "rejected"} <= outcomes
 
 
 @pytest.mark.parametrize("method", ["draft", "tree", "ngram+draft"])
-def test_real_draft(pair, answers, method):
+def test_real_draft(pair, reference, answers, method):
     """The model's own first four layers as a draft: nearly always wrong, and the text is the same."""
     for question, (prompt, expected) in list(zip(QUESTIONS, answers))[3:6]:
         settings = Settings(method=method, max_new_tokens=16, draft_length=3, tree="2x2" if method == "tree" else None)
         with open_lane(pair, question, settings) as lane:
             for _ in lane:
                 pass
-        assert_same(pair.target, prompt, expected[:16], lane.run.token_ids)
+        assert_same(reference, prompt, expected[:16], lane.run.token_ids)
 
 
 def test_characters_of_several_tokens(model, answers):

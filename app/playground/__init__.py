@@ -136,7 +136,8 @@ class Playground:
         with gr.Row(elem_classes="prompt-chips", visible=visible) as row:
             for each in prompts:
                 chip = gr.Button(each.name, size="sm", elem_classes="chip")
-                filled, outputs = [each.text, note_html(each)], [prompt, note]
+                filled: list[Any] = [each.text, note_html(each)]
+                outputs: list[Any] = [prompt, note]
                 if each.temperature is not None:
                     filled.append(each.temperature)
                     outputs.append(temperature)

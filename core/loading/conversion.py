@@ -214,7 +214,7 @@ def _save_as_transformers_reads(header: Header, folder: Path) -> None:
     """A family that is not ours: transformers unpacks it, and a fresh network of the same config is saved."""
     try:
         with quiet_transformers():
-            loaded, found = AutoModelForCausalLM.from_pretrained(
+            read: Any = AutoModelForCausalLM.from_pretrained(
                 header.path.parent,
                 gguf_file=header.path.name,
                 dtype=torch.float16,
@@ -222,6 +222,7 @@ def _save_as_transformers_reads(header: Header, folder: Path) -> None:
                 local_files_only=True,
                 output_loading_info=True,
             )
+        loaded, found = read
         if absent := sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]):
             raise ValueError(f"{absent[0]} is missing")
         plain = {k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"}

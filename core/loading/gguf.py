@@ -119,7 +119,7 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.broken(f"its alignment is {alignment!r}")
         data = -(-self.at // alignment) * alignment
-        header = Header(self.path, settings, {name: self.placed(data, name, *rest) for name, *rest in found})
+        header = Header(self.path, settings, {entry[0]: self.placed(data, *entry) for entry in found})
         if not header.tensors:
             raise UserError(f"{self.path.name} holds no weights: it is a vocabulary, or settings alone.")
         if len(header.tensors) < len(found):

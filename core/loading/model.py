@@ -38,8 +38,8 @@ EXIT_REPEATS = 2
 @dataclass
 class Model:
     """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner. `load_again` gives
-    the network as transformers loads it, before the fused forward laid its weights out. `origin` is how the weights were
-    quantised in the GGUF file they came from (Q4_1), None where they came from none."""
+    the network as transformers loads it, before the fused forward laid its weights out. `origin` is how the weights
+    were quantised in the GGUF file they came from (Q4_1), None where they came from none."""
 
     name: str
     network: nn.Module

@@ -26,10 +26,13 @@ def main() -> int:
     from app.serving.device import Device
     from app.serving.spaces import settle_in
     from core.errors import UserError
+    from core.loading.default import choose_method, choose_target
     from core.progress import console
     from core.records import Settings
 
-    settings = Settings(target=chosen.target, draft=chosen.draft, precision=chosen.precision)
+    target = choose_target(chosen.target)
+    method = choose_method(target, chosen.draft)
+    settings = Settings(target=target, draft=chosen.draft, method=method, precision=chosen.precision)
     device = Device()
     try:
         engine = Engine(settings)

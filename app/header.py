@@ -66,8 +66,14 @@ def pair_name(environment: dict[str, Any]) -> str:
 def precisions(environment: dict[str, Any]) -> str:
     """The precisions of target and draft, once where they are the same."""
     models = [model for model in (environment["target"], environment.get("draft")) if model]
-    names = ("NF4" if model["precision"] == "nf4" else str(model["precision"]) for model in models)
+    names = (_precision(model) for model in models)
     return " + ".join(dict.fromkeys(names))
+
+
+def _precision(model: dict[str, Any]) -> str:
+    """The precision a model runs in, after the one it was stored in where it comes from a GGUF file."""
+    name = "NF4" if model["precision"] == "nf4" else str(model["precision"])
+    return f"from {model['origin']}, {name}" if model.get("origin") else name
 
 
 def speculation(settings: Settings) -> str:

@@ -80,6 +80,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     device = device or Device()
     device.longest = PUBLIC_QUEUE if public else device.longest
     engine.public = public
+    engine.chat = bool(environment["target"].get("chat"))
     picker = Picker(engine, device, public)
     playground = Playground(engine, device, **({"most_new_tokens": PUBLIC_TOKENS} if public else {}))
     comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
@@ -113,6 +114,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         take_away.connect(page, prompt, controls, visit)
         offer_generate(partial(_race, engine, device, admitted), controls)
         picker.connect(page, controls)
+        playground.follow(controls["pair"], picker.choices)
         _keep_header_true(engine, environment, header, controls, playground)
     return page
 
@@ -132,7 +134,8 @@ def _race(
 
 
 def _header(environment: dict[str, Any], engine: Engine, **changes: Any) -> str:
-    return header_html(facts(environment, replace(engine.settings, **changes)), notes(environment))
+    hints = [hint] if (hint := engine.hint()) else []
+    return header_html(facts(environment, replace(engine.settings, **changes)), [*notes(environment), *hints])
 
 
 def _keep_header_true(

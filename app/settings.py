@@ -98,7 +98,7 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     chosen.public = chosen.public or (chosen.share and chosen.auth is None)  # an address of that kind is anyone's
     chosen.public = chosen.public or bool(os.environ.get("SPACE_ID"))  # so is a Space's
     if chosen.draft and not chosen.target:
-        parser.exit(2, "--draft needs --target: the bundled draft belongs to the bundled target.\n")
+        parser.exit(2, "--draft needs --target: name the model that it is to draft for.\n")
     if chosen.mcp and find_spec("mcp") is None:
         parser.exit(2, "--mcp needs one more package: pip install 'gradio[mcp]'\n")
     return chosen

@@ -203,6 +203,8 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "name": model.name,
         "architecture": type(model.network).__name__,
         "precision": model.precision,
+        "origin": model.origin,
+        "chat": bool(getattr(model.tokenizer, "chat_template", None)),
         "runner": model.runner_kind,
         "layers": model.layers,
         "parameters": model.parameter_count(),

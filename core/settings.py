@@ -16,6 +16,8 @@ from core.errors import UserError
 
 POCKET_NAME = "pocket"
 """The name of the bundled pair, whose settings name no target."""
+SMOLLM2_NAME = "smollm2"
+"""The name of SmolLM2-135M-Instruct wherever its weights are found (core/loading/default.py)."""
 HEAD = "EAGLE-3 head"
 """What an inspected draft's `model_type` is where it is a trained head of the target."""
 LONGEST_DRAFT = 64
@@ -157,8 +159,8 @@ class Settings:
         str | None,
         Spec(
             "Target",
-            "The model that writes the text: a Hub id such as Qwen/Qwen3-4B, or a folder with a config and "
-            "safetensors on this machine. Without one, the pair that is here from the start.",
+            "The model that writes the text: a Hub id such as Qwen/Qwen3-4B, or a folder of safetensors or a GGUF file "
+            "on this machine; pocket is the bundled pair. Without one: SmolLM2 where it is installed, else pocket.",
             of_models=True,
             most_on_page=300,
             metavar="ID_OR_DIR",
@@ -389,6 +391,8 @@ def arguments(settings: Settings, prompt: str) -> list[str]:
     words: list[str] = []
     for name, spec in SPECS.items():
         value = getattr(settings, name)
+        if name == "target" and value is None:
+            value = POCKET_NAME  # without a name, a command takes the machine's default pair
         # The default method depends on whether there is a draft, so it is always named.
         if value == spec.default and name != "method":
             continue

@@ -119,7 +119,7 @@ def encode_prompt(target: Model, prompt: str, settings: Settings) -> list[int]:
     if lone := next((c for c in prompt + (settings.system or "") if "\ud800" <= c <= "\udfff"), None):
         raise UserError(f"The prompt holds U+{ord(lone):04X}, half of a character that is not there; remove it.")
     tokenizer = target.tokenizer
-    if settings.chat == "auto" and getattr(tokenizer, "chat_template", None):
+    if answers_messages(target, settings):
         return encode_chat(tokenizer, target.name, prompt, settings.system)
     if settings.system:
         raise UserError(f"{target.name} is not a chat model here, so it takes no system prompt; leave it out.")
@@ -157,7 +157,7 @@ def fill_template(tokenizer: Any, name: str, prompt: str, system: str | None = N
     try:
         switches = {"enable_thinking": False} if "enable_thinking" in tokenizer.get_chat_template() else {}
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switches)
-    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError) as error:
         if system and "system" in str(error).lower():
             raise UserError(_no_system(name)) from error
         raise UserError(
@@ -179,21 +179,30 @@ def _unused_marks(text: str) -> list[str]:
 
 
 PROMPTS = Path(__file__).parent.parent / "assets" / "prompts" / "prompts.toml"
+CHAT_PROMPTS = PROMPTS.with_name("chat.toml")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """`kind` groups prompts by what they show (function, repetitive, high entropy …); `note` says it in a sentence."""
+    """`kind` groups prompts by what they show (function, repetitive, high entropy …); `note` says it in a sentence.
+    `temperature` is the one it is meant for, None: any."""
 
     name: str
     text: str
     kind: str = ""
     note: str = ""
+    temperature: float | None = None
 
 
-def read_prompts(path: str | Path | None = None) -> list[Prompt]:
-    """The bundled prompts, those of another such .toml, or one prompt per line of any other text file."""
-    file = Path(path or PROMPTS)
+def answers_messages(model: Model, settings: Settings) -> bool:
+    """Whether a prompt is put into a chat template."""
+    return settings.chat == "auto" and bool(getattr(model.tokenizer, "chat_template", None))
+
+
+def read_prompts(path: str | Path | None = None, chat: bool = False) -> list[Prompt]:
+    """The bundled prompts (text to go on with, or messages for a `chat` model), those of another such .toml, or one
+    prompt per line of any other text file."""
+    file = Path(path or (CHAT_PROMPTS if chat else PROMPTS))
     try:
         content = file.read_text(encoding="utf-8")
         if file.suffix != ".toml":

@@ -52,7 +52,7 @@ class Compare:
         self.choices = choices
         self.most_new_tokens = most_new_tokens
         self.stops = Stops()
-        self.prompts = starting_prompts()
+        self.prompts = starting_prompts(engine.chat)
 
     @takes_settings([name for name in CONTROLS if name not in KEYS])
     def compare(

@@ -217,7 +217,7 @@ class Explain:
             raise UserError(f"Continuations must be a number between {FEWEST} and {self.most:,}.")
         n = int(continuations)
         if kind == "greedy":
-            prompts = _greedy_prompts(prompt)
+            prompts = _greedy_prompts(prompt, self.engine.chat)
             short = replace(settings, max_new_tokens=min(settings.max_new_tokens, GREEDY_TOKENS))
             yield from with_pair(
                 self.device,
@@ -318,8 +318,8 @@ def _told(items: Iterator[Any], what: str, html: Callable[[Any], str]) -> Iterat
             yield {"e": "progress", "done": item.done, "total": item.total, "text": text}
 
 
-def _greedy_prompts(own: str) -> list[str]:
-    others = [each.text for each in starting_prompts() if each.text != own]
+def _greedy_prompts(own: str, chat: bool) -> list[str]:
+    others = [each.text for each in starting_prompts(chat) if each.text != own]
     return [own, *others][:GREEDY_TEXTS]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from html import escape
 from typing import Any
 
 import gradio as gr
 
 from app.api import takes_settings
+from app.insides import QUIET, html_block
 from app.playground.race import queued_race
 from app.serving import Engine
 from app.serving.device import Device
@@ -16,20 +18,26 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, guarded
 from app.serving.visit import Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text, settings_from
+from app.sidebar.picker import Choice
 from app.tokens import stream, token_stream
 from core.errors import UserError
 from core.records import SCHEMA, Run
+from core.settings import POCKET_NAME
 from core.text import Prompt, read_prompts
 
 FALLBACK = Prompt("merge sort", 'def merge_sort(items):\n    """Return the items in ascending order."""\n')
 
 
-def starting_prompts() -> list[Prompt]:
-    """The bundled prompts, or one to begin with where they cannot be read."""
+QUESTION = Prompt("Explain", "Explain in three sentences why the sky is blue.")
+
+
+def starting_prompts(chat: bool = False) -> list[Prompt]:
+    """The bundled prompts, messages for a `chat` model, or one to begin with where they cannot be read."""
+    fallback = QUESTION if chat else FALLBACK
     try:
-        return read_prompts() or [FALLBACK]
+        return read_prompts(chat=chat) or [fallback]
     except UserError:
-        return [FALLBACK]
+        return [fallback]
 
 
 class Playground:
@@ -74,7 +82,7 @@ class Playground:
 
     def build(self, controls: dict[str, Any], visit: gr.State) -> tuple[gr.Textbox, gr.HTML]:
         """Lay out the tab and wire its buttons to the controls of the sidebar; its prompt and its race."""
-        prompts = starting_prompts()
+        prompts = starting_prompts(self.engine.chat)
         with gr.Row(elem_id="prompt-row"):
             prompt = gr.Textbox(
                 prompts[0].text,
@@ -88,7 +96,11 @@ class Playground:
             with gr.Column(elem_id="buttons", scale=0, min_width=104):
                 run = gr.Button("Run", variant="primary", elem_id="run")
                 stop = gr.Button("Stop", elem_id="stop")
-        self._chips(prompts, prompt)
+        note = html_block(note_html(prompts[0]), elem_id="prompt-note")
+        self._rows = {
+            chat: self._chips(starting_prompts(chat), chat == self.engine.chat, prompt, note, controls["temperature"])
+            for chat in (self.engine.chat, not self.engine.chat)
+        }
         race = token_stream(elem_id="race", label="Events")
         document = gr.JSON(label="Documents", visible=False)
         self.finished = gr.on(
@@ -105,12 +117,34 @@ class Playground:
         stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")
         return prompt, race
 
+    def follow(self, pair: gr.Dropdown, choices: dict[str, Choice]) -> None:
+        """Show the chips that suit the pair chosen: code to go on with for the bundled one, messages for others."""
+
+        def show(chosen: str) -> list[Any]:
+            choice = choices.get(chosen)
+            bundled = choice is not None and choice.target == POCKET_NAME
+            chat = self.engine.chat if chosen == "default" else not bundled
+            return [gr.update(visible=chat == each) for each in self._rows]
+
+        pair.change(show, pair, list(self._rows.values()), **QUIET)
+
     @staticmethod
-    def _chips(prompts: list[Prompt], prompt: gr.Textbox) -> None:
-        """One button a prompt; filled in by the browser itself."""
-        if len(prompts) < 2:
-            return
-        with gr.Row(elem_id="chips"):
+    def _chips(
+        prompts: list[Prompt], visible: bool, prompt: gr.Textbox, note: gr.HTML, temperature: gr.Component
+    ) -> gr.Row:
+        """One button a prompt; filled in by the browser itself, with the temperature the prompt is meant for."""
+        with gr.Row(elem_classes="prompt-chips", visible=visible) as row:
             for each in prompts:
                 chip = gr.Button(each.name, size="sm", elem_classes="chip")
-                chip.click(None, None, prompt, js=f"() => {json.dumps(each.text)}", show_progress="hidden")
+                filled: list[Any] = [each.text, note_html(each)]
+                outputs: list[Any] = [prompt, note]
+                if each.temperature is not None:
+                    filled.append(each.temperature)
+                    outputs.append(temperature)
+                chip.click(None, None, outputs, js=f"() => {json.dumps(filled)}", show_progress="hidden")
+        return row
+
+
+def note_html(prompt: Prompt) -> str:
+    """What a prompt shows, in a sentence."""
+    return f"<p>{escape(prompt.note)}</p>"

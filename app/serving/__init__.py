@@ -6,12 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.errors import Cancelled, UserError
 from core.progress import Progress, Stop, never, silent
-from core.records import METHODS, POCKET_NAME, Round, Run, Settings
+from core.records import Round, Run
+from core.settings import METHODS, POCKET_NAME, SMOLLM2_NAME, Settings
 from core.text import Prompt
+
+if TYPE_CHECKING:
+    from core.inspecting.found import Found
 
 Remote = Callable[[str, Settings, Stop, list[Run]], Iterator[dict[str, Any]]]
 """(prompt, settings, stop, runs) -> the events of a race; appends to `runs`."""
@@ -41,6 +45,8 @@ class Engine:
         self.settings = settings
         self.public = False
         """Whether strangers use it: they may load what is offered, and nothing else."""
+        self.chat = False
+        """Whether the pair of the start answers messages, and does not go on with a text."""
         self.remote: Remote | None = None
         """Where races run, if not in this process (app/serving/spaces.py)."""
         self._kept = kept
@@ -109,7 +115,7 @@ class Engine:
         """The pairs of the catalogue but the bundled one: what is here already, then what fits, then the rest."""
         from core.inspecting.catalogue import catalogue
         from core.loading import resolve_device
-        from core.loading.hub import cached
+        from core.loading.default import at_hand
         from core.loading.memory import free_memory
 
         device = resolve_device(self.settings.device)
@@ -123,12 +129,24 @@ class Engine:
                 pair.gated,
                 pair.why,
                 fits=pair.memory_gb * 0.95e9 <= total,  # what is sold as 8 GB shows a little less
-                cached=all(cached(name) is not None for name in pair.ids),
+                cached=all(at_hand(name) for name in pair.ids),
             )
             for pair in catalogue()
             if pair.target != POCKET_NAME
         ]
         return sorted(found, key=lambda offer: (not offer.cached, not offer.fits, offer.memory_gb))
+
+    def found(self) -> list[Found]:
+        """Models that other programs keep on this machine; none for strangers."""
+        from core.inspecting.found import found_here
+
+        return [] if self.public else found_here()
+
+    def hint(self) -> str | None:
+        """How to get the chat model, where the bundled pair runs because it is not there."""
+        from core.loading.default import HOW_TO_GET_IT, at_hand
+
+        return HOW_TO_GET_IT if self.settings.target is None and not at_hand(SMOLLM2_NAME) else None
 
     def inspect(self, settings: Settings) -> dict[str, Any]:
         """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files."""

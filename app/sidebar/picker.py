@@ -20,6 +20,7 @@ from app.serving.turns import sentence, with_device
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair
 from core.errors import UserError
+from core.inspecting.found import Found
 from core.progress import in_bytes, never
 from core.settings import HEAD, POCKET_NAME, Settings
 
@@ -27,7 +28,11 @@ OTHER = "other…"
 BUNDLED = f"{POCKET_NAME} (bundled)"
 FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
 """Controls that depend on the pair."""
-PLACEHOLDERS = {"target": "owner/model or folder", "draft": "owner/model, folder, or empty", "revision": "main"}
+PLACEHOLDERS = {
+    "target": "owner/model, folder or file.gguf",
+    "draft": "owner/model, folder, file.gguf, or empty",
+    "revision": "main",
+}
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,25 @@ class Choice:
     gated: bool = False
 
 
-def choices(started: Settings, offers: list[Offer], public: bool) -> dict[str, Choice]:
-    """The entries by value: the pair of the start first, then the bundled one, the catalogue, and whatever is typed."""
+def choices(
+    started: Settings, offers: list[Offer], public: bool, found_here: Sequence[Found] = ()
+) -> dict[str, Choice]:
+    """The entries by value: the pair of the start first, then the bundled one, the catalogue, what other programs
+    keep on this machine, and whatever is typed."""
     found = {"default": Choice(BUNDLED if started.target is None and started.draft is None else short_pair(started))}
     if started.target is not None:
         found[POCKET_NAME] = Choice(BUNDLED, POCKET_NAME, POCKET_NAME)
     for offer in offers:
+        if (offer.target, offer.draft) == (started.target, started.draft):
+            found["default"] = Choice(_label(offer), why=offer.why)
+            continue
         found[offer.name] = Choice(_label(offer), offer.target, offer.draft or "", offer.why, offer.gated)
-    return found if public else {**found, OTHER: Choice(OTHER)}
+    if public:
+        return found
+    for each in found_here:
+        label = f"{each.label} ({each.place}, {in_bytes(each.bytes)})"
+        found[each.name] = Choice(label, each.name, why=f"Found on this machine, where {each.place} keeps its models.")
+    return {**found, OTHER: Choice(OTHER)}
 
 
 def _label(offer: Offer) -> str:
@@ -86,7 +102,7 @@ class Picker:
     def __init__(self, engine: Engine, device: Device, public: bool = False) -> None:
         self.engine = engine
         self.device = device
-        self.choices = choices(engine.settings, engine.offers(), public)
+        self.choices = choices(engine.settings, engine.offers(), public, [] if public else engine.found())
 
     def build(self) -> dict[str, Any]:
         """Lay it out; the controls by name, "pair" and those of `app.settings.CONTROLS` that it holds."""

@@ -50,7 +50,7 @@ class Tune:
         self.most_new_tokens = most_new_tokens
         self.budget = PUBLIC_BUDGET if public else math.inf
         self.stops = Stops()
-        self.prompts = one_of_each_kind(starting_prompts())
+        self.prompts = one_of_each_kind(starting_prompts(engine.chat))
 
     @takes_settings([name for name in CONTROLS if name not in SWEPT])
     def sweep(

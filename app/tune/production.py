@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.loading.default import hub_id
 from core.settings import Settings
 
 BUNDLED = "assets/pocket"
@@ -76,7 +77,7 @@ def placeholders(deployment: Deployment) -> str | None:
     settings = deployment.settings
     if settings.target is None:
         return f"The bundled pair lies in {BUNDLED}: run the commands from this repository's folder."
-    local = [name for name in (settings.target, settings.draft) if name and not _on_hub(name)]
+    local = [name for name in (settings.target, settings.draft) if name and not _on_hub(hub_id(name))]
     if local:
         return "Put the folders of your models in place of /path/to/…"
     return None
@@ -224,6 +225,7 @@ def _place(name: str | None, role: str) -> str:
     """How commands call a model: its Hub id, the bundled folder, or a placeholder for a folder of someone's own."""
     if name is None:
         return f"{BUNDLED}/{role}"
+    name = hub_id(name)
     return name if _on_hub(name) else f"/path/to/{Path(name).name}"
 
 

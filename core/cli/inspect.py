@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from core.cli.shared import Commands, add_model_settings, add_settings, settings_of, write_json
+from core.progress import in_bytes
 from core.settings import POCKET_NAME
 
 
@@ -21,6 +22,7 @@ def add(commands: Commands) -> None:
     pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
     add_settings(pairs, "device", "precision")
     pairs.add_argument("--json", metavar="F", help="write the catalogue to F; - for standard output")
+    pairs.add_argument("--clear-cache", action="store_true", help="remove what was converted from GGUF files")
     pairs.set_defaults(run=run_pairs)
 
 
@@ -47,10 +49,16 @@ def run_inspect(arguments: argparse.Namespace) -> None:
 
 def run_pairs(arguments: argparse.Namespace) -> None:
     from core.inspecting.offers import offers, offers_document, offers_table
+    from core.loading.conversion import cache_folder, cache_size, clear_cache
 
+    if arguments.clear_cache:
+        print(f"Freed {in_bytes(clear_cache())} in {cache_folder()}.")
+        return
     settings = settings_of(arguments)
     found = offers(settings.device, settings.precision)
     if arguments.json != "-":
         print(offers_table(found))
+        if size := cache_size():
+            print(f"Converted from GGUF files: {in_bytes(size)} in {cache_folder()}; --clear-cache removes it.")
     if arguments.json:
         write_json(arguments.json, offers_document(found))

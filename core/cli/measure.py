@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     bench = commands.add_parser("bench", help="measure methods against plain decoding, interleaved")
     add_model_settings(bench)
     add_decoding_settings(bench)
-    bench.add_argument("--methods", default="plain,draft", metavar="M,M", help=f"of {', '.join(METHODS)}")
+    bench.add_argument("--methods", metavar="M,M", help=f"of {', '.join(METHODS)} (default: plain and the method)")
     bench.add_argument("--against", metavar="P,P", help="measure other engines too: transformers, llama.cpp")
     bench.add_argument("--gguf", metavar="F", help="the target as a GGUF file, for llama.cpp")
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
@@ -52,23 +52,25 @@ def add(commands: Commands) -> None:
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
-    from core.loading import load_pair
+    from core.loading import find_file, load_pair
     from core.measuring.bench import bench as measure
     from core.measuring.bench import contexts_of, growth
     from core.measuring.peers import llama_peers, transformers_peers
     from core.measuring.report import table
-    from core.text import read_prompts
+    from core.text import answers_messages, read_prompts
 
-    names = [SPECS["method"].read(name.strip()) for name in arguments.methods.split(",")]
     against = [name.strip() for name in (arguments.against or "").split(",") if name.strip()]
     if unknown := [name for name in against if name not in ("transformers", "llama.cpp")]:
         raise UserError(f"There is no engine {unknown[0]!r} to measure against; choose from transformers, llama.cpp.")
     settings = settings_of(arguments)
-    prompts = [prompt.text for prompt in read_prompts(arguments.prompts)]
+    methods = arguments.methods or f"plain,{settings.method}"
+    names = [SPECS["method"].read(name.strip()) for name in methods.split(",")]
+    own = read_prompts(arguments.prompts) if arguments.prompts else None
     pair = load_pair(settings, console())
-    gguf = arguments.gguf or (arguments.target if (arguments.target or "").endswith(".gguf") else None)
+    gguf = arguments.gguf or find_file(settings.target)
     peers = transformers_peers(pair) if "transformers" in against else {}
     peers |= llama_peers(pair, gguf) if "llama.cpp" in against else {}
+    prompts = [prompt.text for prompt in own or read_prompts(chat=answers_messages(pair.target, settings))]
     variants = {name: replace(settings, method=name) for name in names}
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
     document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), peers, say)
@@ -100,15 +102,15 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     from core.measuring.report import report
     from core.measuring.sweep import finish as measure
     from core.measuring.sweep import sweep as steps
-    from core.text import one_of_each_kind, read_prompts
+    from core.text import answers_messages, one_of_each_kind, read_prompts
 
     settings = settings_of(arguments)
     lengths = numbers(arguments.draft_lengths, "--draft-lengths", int)
     temperatures = numbers(arguments.temperatures, "--temperatures", float)
     repeats = positive(arguments.repeats, "--repeats")
-    prompts = read_prompts(arguments.prompts)
-    prompts = prompts if arguments.prompts else one_of_each_kind(prompts)
+    own = read_prompts(arguments.prompts) if arguments.prompts else None
     pair = load_pair(settings, console())
+    prompts = own or one_of_each_kind(read_prompts(chat=answers_messages(pair.target, settings)))
     document = measure(
         steps(pair, prompts, settings, lengths, temperatures, repeats),
         lambda step: say(f"{step.done} of {step.total}: {step.label}"),

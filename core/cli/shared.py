@@ -46,8 +46,11 @@ def add_decoding_settings(command: argparse.ArgumentParser, **defaults: Any) -> 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """What the flags say. Raises UserError for the first that cannot be."""
+    from core.loading.default import choose_method, choose_target
+
     given = {name: value for name, value in vars(arguments).items() if name in SPECS and value is not None}
-    given.setdefault("method", "ngram" if given.get("target") and not given.get("draft") else "draft")
+    given["target"] = choose_target(given.get("target"))
+    given.setdefault("method", choose_method(given["target"], given.get("draft")))
     return Settings(**{name: SPECS[name].read(value) for name, value in given.items()})
 
 

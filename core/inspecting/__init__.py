@@ -42,7 +42,8 @@ class ModelCard:
     the keys and values of one run; `download_bytes` is 0 where its weights are here, None where nobody can be asked.
     `routed`: a token uses a few experts of many; `expert_bytes` are those that 4-bit loading leaves in 16 bits.
     `window_layers` see the last tokens only. `catalogued`: its sizes are the catalogue's, since it cannot be read,
-    and the first of its notes says why. `obstacle` is a reason known beforehand why it would not run here."""
+    and the first of its notes says why. `obstacle` is a reason known beforehand why it would not run here; `origin`
+    how the weights are quantised in the GGUF file they come from."""
 
     name: str
     model_type: str
@@ -64,6 +65,7 @@ class ModelCard:
     catalogued: bool
     notes: tuple[str, ...]
     obstacle: str | None
+    origin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ def card(model: Sized, context: int) -> ModelCard:
         notes=(*([found.note] if found.note else []), *model.format.notes),
         obstacle=model.obstacle,
         catalogued=found.note is not None,
+        origin=found.origin,
     )
 
 

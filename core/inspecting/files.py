@@ -22,7 +22,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from core.errors import UserError, first_line
 from core.inspecting.catalogue import read_catalogue
-from core.loading import refuse_unsupported
+from core.loading import find_file, refuse_unsupported
+from core.loading.conversion import converted, gguf_tokenizer, origin
+from core.loading.default import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
+from core.loading.gguf import read_header as read_gguf_header
+from core.loading.gguf_layout import config_of
 from core.loading.hub import cached, explained, local_folder, out_of_reach
 from core.loading.memory import (
     NF4,
@@ -38,7 +42,7 @@ from core.loading.memory import (
 )
 from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
 from core.loading.weights import packed_for_cpu
-from core.records import POCKET_NAME
+from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
 LONGEST_HEADER = 100_000_000
@@ -64,7 +68,7 @@ class Header:
 class Preview:
     """A model that is not loaded. `headers` is None where neither its weights nor the Hub can be reached; `cached`
     says whether its weights are on this machine; `folder` is None where the catalogue alone is known, and `note` then
-    says why."""
+    says why. `origin` is how the weights of a GGUF file are quantised, `file` that file where it is not converted."""
 
     name: str
     config: Any
@@ -72,10 +76,14 @@ class Preview:
     headers: dict[str, Header] | None = None
     cached: bool = False
     note: str | None = None
+    origin: str | None = None
+    file: Path | None = None
 
     @cached_property
     def tokenizer(self) -> Any | None:
         """Raises UserError where there are files that cannot be read; None where there are none."""
+        if self.file is not None:
+            return gguf_tokenizer(read_gguf_header(self.file))
         if self.folder is None:
             return None
         try:
@@ -109,8 +117,10 @@ def preview(name: str, role: str = "target", revision: str | None = None) -> Pre
 
     Raises UserError with one sentence: missing, gated, out of reach, unreadable, or of a kind that cannot be decoded.
     """
-    if name == POCKET_NAME:
-        return read_folder(POCKET / role, f"{POCKET_NAME} {role}")
+    if (here := read_named(name, role)) is not None:
+        return here
+    if name == SMOLLM2_NAME:
+        name, revision = SMOLLM2_ID, SMOLLM2_REVISION
     if (folder := local_folder(name)) is not None:
         return read_folder(folder, name)
     if (folder := cached(name, revision)) is not None:
@@ -124,6 +134,33 @@ def preview(name: str, role: str = "target", revision: str | None = None) -> Pre
         if known is None:
             raise
         return Preview(name, known, note=str(error))
+
+
+def read_named(name: str, role: str) -> Preview | None:
+    """A model that comes with the program or beside it, or one in a GGUF file; None for any other."""
+    label = label_of(name, role)
+    if name == POCKET_NAME:
+        return read_folder(POCKET / role, label)
+    if name == SMOLLM2_NAME and (folder := smollm2_cached()) and not smollm2_file():
+        return read_folder(folder, label)
+    file = find_file(name)
+    return None if file is None else read_gguf(file, label)
+
+
+def read_gguf(file: Path, name: str) -> Preview:
+    """A model in a GGUF file: what its header says, or the folder that it was converted to."""
+    if (folder := converted(file)) is not None:
+        found = read_folder(folder, name)
+        found.origin = origin(folder)
+        return found
+    header = read_gguf_header(file)
+    config = AutoConfig.for_model(**config_of(header))
+    refuse_unsupported(config, name)
+    headers = {
+        tensor.name: Header(tensor.kind.name if tensor.kind.name in FLOATS else "F16", tensor.shape)
+        for tensor in header.tensors.values()
+    }
+    return Preview(name, config, headers=headers, cached=True, origin=header.quantisation, file=file)
 
 
 def read_folder(folder: Path, name: str) -> Preview:

@@ -12,10 +12,11 @@ from core.errors import UserError
 from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.inspecting.likeness import Likeness
+from core.loading import find_file
 from core.loading.head import best_dtype, fitting_layers
 from core.loading.hub import cached, local_folder
 from core.loading.memory import Weights
-from core.settings import POCKET_NAME
+from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class SizedHead:
 def preview_head(name: str) -> HeadPreview | None:
     """Read what there is of a head without loading it; None where the name is not one of a head. Raises UserError with
     one sentence for a head that cannot be read or run."""
-    if name == POCKET_NAME:
+    if name in (POCKET_NAME, SMOLLM2_NAME) or find_file(name):
         return None
     folder = local_folder(name) or cached(name)
     here = folder is not None

@@ -17,13 +17,13 @@ from huggingface_hub.errors import CacheNotFound
 from core.errors import UserError
 from core.inspecting import CONTEXT, EXPECTED, Fit, Inspection, Memory, ModelCard, Prediction, measure_memory, predict
 from core.inspecting.catalogue import CataloguePair, catalogue, read_catalogue, relatives
-from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, size_up
+from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, read_named, size_up
 from core.inspecting.likeness import same_vocabulary
 from core.loading import resolve_device
+from core.loading.default import hub_id
 from core.loading.hub import cached
-from core.loading.precision import POCKET
 from core.progress import in_bytes
-from core.records import POCKET_NAME
+from core.settings import POCKET_NAME
 
 SCHEMA = 1
 PADDING = 1024
@@ -107,8 +107,8 @@ def drafts_for(
     may be asked for on the Hub; raises UserError where it cannot be read."""
     place = resolve_device(device)
     ours = size_up(preview(target, "target", revision), place, precision)
-    catalogued = {POCKET_NAME} if target == POCKET_NAME else {model.id for model in relatives(target)}
-    names = sorted(catalogued | (set(cached_models()) - {target}))
+    catalogued = {POCKET_NAME} if target == POCKET_NAME else {model.id for model in relatives(hub_id(target))}
+    names = sorted(catalogued | (set(cached_models()) - {hub_id(target)}))
     found = [s for name in names if (s := _suggestion(ours, name, name in catalogued, place, precision))]
     return sorted(found, key=lambda suggestion: (-suggestion.speedup, suggestion.weight_bytes))
 
@@ -146,8 +146,8 @@ def _suggestion(target: Sized, name: str, catalogued: bool, place: torch.device,
 def at_hand(name: str, role: str) -> Preview | None:
     """What is known of a model without a network: its files where they are here and can be read, else what the
     catalogue says."""
-    if name == POCKET_NAME:
-        return read_folder(POCKET / role, f"{POCKET_NAME} {role}")
+    if (here := read_named(name, role)) is not None:
+        return here
     if (folder := cached(name)) is not None:
         with suppress(UserError):
             return read_folder(folder, name)
@@ -194,7 +194,7 @@ def offers_table(found: Sequence[Offer]) -> str:
     text = []
     for offer in found:
         pair = offer.pair
-        models = f"{pair.target} + {pair.draft}" if pair.draft else f"{pair.target} (early exit)"
+        models = f"{pair.target} + {pair.draft}" if pair.draft else f"{pair.target} (no draft model)"
         marks = [
             FITS[offer.fits],
             *["cached"] * offer.cached,
@@ -219,7 +219,8 @@ def _model(model: ModelCard) -> str:
         here = f"{in_bytes(model.download_bytes)} to download"
     return (
         f"{model.name}: {model.model_type}, {_layers(model.layers)} of {model.hidden_size:,}, "
-        f"{_count(model.parameters)} parameters{active}; {in_bytes(model.weight_bytes)} in {model.precision}; {here}"
+        f"{_count(model.parameters)} parameters{active}; {in_bytes(model.weight_bytes)} in {model.precision}"
+        f"{f', from {model.origin}' if model.origin else ''}; {here}"
     )
 
 

@@ -19,6 +19,8 @@ from transformers.utils import logging as transformers_logging
 from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
 from core.loading import memory
+from core.loading.conversion import convert, find_gguf, origin
+from core.loading.default import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
 from core.loading.head import bundled_head, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
@@ -26,7 +28,7 @@ from core.loading.pair import Pair, same_tokens, translate
 from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
 from core.loading.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
 from core.progress import Progress, Stop, in_bytes, never, silent
-from core.settings import POCKET_NAME, SPECS, Settings
+from core.settings import POCKET_NAME, SMOLLM2_NAME, SPECS, Settings
 
 MakeRoom = Callable[[int], None]
 """Asked to free so many bytes on the device, if it can."""
@@ -37,13 +39,15 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # te
 
 @dataclass(frozen=True)
 class Source:
-    """A model on this machine, ready to be loaded; `bytes` is what its weights will take in memory."""
+    """A model on this machine, ready to be loaded; `bytes` is what its weights will take in memory, `origin` how they
+    were quantised in the GGUF file they came from, if they came from one."""
 
     label: str
     folder: Path
     config: Any
     format: Format
     bytes: int
+    origin: str | None = None
 
 
 def load_pair(
@@ -67,7 +71,9 @@ def load_pair(
     sources = [read_source(target_name, device, settings.precision, settings.revision, "target", progress, stop)]
     head = None
     if draft_name is not None:
-        head = None if draft_name == POCKET_NAME else head_folder(fetch(draft_name, None, progress, stop))
+        head = (
+            None if draft_name == POCKET_NAME else head_folder(find_folder(draft_name, None, "draft", progress, stop))
+        )
         if head is None:
             sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
     placement = _find_room(sources, device, make_room)
@@ -91,8 +97,27 @@ def fetch_pair(settings: Settings, progress: Progress = silent, stop: Stop = nev
     """Bring the files of both models to this machine; loading then needs no network. The same errors as `load_pair`."""
     target, draft, _ = names_of(settings)
     for name, revision in ((target, settings.revision), (draft, None)):
-        if name not in (None, POCKET_NAME):
-            fetch(name, revision, progress, stop)
+        if name is not None:
+            find_folder(name, revision, "target", progress, stop)
+
+
+def find_folder(name: str, revision: str | None, role: str, progress: Progress = silent, stop: Stop = never) -> Path:
+    """The folder of safetensors of a name: a model that is bundled, a folder, a GGUF file (converted where it is not
+    yet), or a Hub id (downloaded where it is not here). The same errors as `load_pair`."""
+    if name == POCKET_NAME:
+        return POCKET / role
+    if (file := find_file(name)) is not None:
+        return convert(file, progress, stop)
+    if name == SMOLLM2_NAME:
+        return smollm2_cached() or fetch(SMOLLM2_ID, SMOLLM2_REVISION, progress, stop)
+    return fetch(name, revision, progress, stop)
+
+
+def find_file(name: str | None) -> Path | None:
+    """The GGUF file that a name means, None where it means something else."""
+    if name in (None, POCKET_NAME):
+        return None
+    return smollm2_file() if name == SMOLLM2_NAME else find_gguf(Path(name).expanduser())
 
 
 def names_of(settings: Settings) -> tuple[str, str | None, str]:
@@ -126,16 +151,16 @@ def read_source(
 ) -> Source:
     """Download a model where it is not on this machine, and decide how to load it. Allocates nothing."""
     SPECS["precision"].read(precision)
-    bundled = name == POCKET_NAME
-    label = f"{POCKET_NAME} {role}" if bundled else name
-    folder = POCKET / role if bundled else fetch(name, revision, progress, stop)
+    label = label_of(name, role)
+    folder = find_folder(name, revision, role, progress, stop)
     with _in_one_sentence(label):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, label)
-        format_ = choose_format(precision, device, quantisation_of(config), bundled)
+        format_ = choose_format(precision, device, quantisation_of(config), name == POCKET_NAME)
         if format_.precision == "int4":
             refuse_int4(config, label)
-        return Source(label, folder, config, format_, _bytes_in_memory(folder, config, device, format_))
+        needed = _bytes_in_memory(folder, config, device, format_)
+        return Source(label, folder, config, format_, needed, origin(folder))
 
 
 def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: Format) -> int:
@@ -238,6 +263,7 @@ def _load(source: Source, device: torch.device, placement: Placement, progress: 
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
         notes=list(source.format.notes),
         load_again=lambda: load_network(folder, label, config, device, source.format, placement, silent).eval(),
+        origin=source.origin,
     )
 
 

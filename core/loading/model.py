@@ -38,7 +38,8 @@ EXIT_REPEATS = 2
 @dataclass
 class Model:
     """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner. `load_again` gives
-    the network as transformers loads it, before the fused forward laid its weights out."""
+    the network as transformers loads it, before the fused forward laid its weights out. `origin` is how the weights
+    were quantised in the GGUF file they came from (Q4_1), None where they came from none."""
 
     name: str
     network: nn.Module
@@ -53,6 +54,7 @@ class Model:
     threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    origin: str | None = None
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
     _fused: FusedNetwork | None = field(default=None, repr=False)

@@ -51,7 +51,7 @@ def run_bundled(out: Path, small: bool) -> dict[str, Any]:
         "sampled": ["--temperature", "1"],
     }
     methods = "draft,early-exit,ngram,ngram+draft,tree"
-    common = [sys.executable, "-m", "core", "bench", "--methods", methods, "--repeats", "1"]
+    common = [sys.executable, "-m", "core", "bench", "--target", "pocket", "--methods", methods, "--repeats", "1"]
     if small:
         (out / "prompts.txt").write_text("import os\n")
         common += ["--prompts", str(out / "prompts.txt"), "--max-new-tokens", "12"]

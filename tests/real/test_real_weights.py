@@ -1,0 +1,158 @@
+"""Caches, precisions and the sampled law on a real model with a real vocabulary of 49,152 tokens."""
+
+import numpy as np
+import pytest
+import torch
+from questions import QUESTIONS
+from scipy.stats import chi2
+from transformers import AutoModelForCausalLM
+
+from core.decoding import take_step
+from core.drafting.model import ModelDrafter
+from core.drafting.ngram import NgramDrafter
+from core.drafting.tree import TreeDrafter
+from core.lanes import open_lane
+from core.loading import load_model
+from core.loading.pair import Pair
+from core.records import first_divergence
+from core.sampling import Sampling, Uniforms, draw
+from core.settings import SMOLLM2_NAME, Settings
+from core.text import encode_prompt
+from core.verification import verify_chain
+
+CPU = torch.device("cpu")
+SAMPLING = Sampling(temperature=1.0)
+CLOSE = {"rtol": 1e-4, "atol": 2e-3}
+"""Logits of up to 40 in float32, after thirty layers."""
+DRAWS, CONTEXTS, EXIT = 4000, 24, 24
+
+
+def probe(runner, context):
+    """What a runner says next, having caught up with the context; leaves it as it was."""
+    held = runner.length
+    logits = runner.feed(torch.tensor(context[held:]))[-1].clone()
+    runner.truncate(held)
+    return logits
+
+
+@pytest.fixture(scope="module")
+def first_layers(draft_folder):
+    return AutoModelForCausalLM.from_pretrained(draft_folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("method", ["draft", "tree", "early-exit", "ngram"])
+def test_caches_are_exact_after_every_round(pair, reference, first_layers, method):
+    """After any round both caches answer as if they had been fed the committed text and nothing else."""
+    with pair.target.lease() as target, pair.draft.lease() as draft, torch.inference_mode():
+        view = target.view(EXIT)
+        drafter = {
+            "draft": lambda: ModelDrafter(draft, SAMPLING),
+            "tree": lambda: TreeDrafter(draft, SAMPLING, lambda: (3, 2, 1)),
+            "early-exit": lambda: ModelDrafter(view, SAMPLING),
+            "ngram": lambda: NgramDrafter(CPU, shortest=1),
+        }[method]()
+        numbers = Uniforms(1, CPU)
+        context = encode_prompt(pair.target, QUESTIONS[6], Settings())
+        for gamma in (3, 1, 3, 2, 3):
+            context = context + take_step(target, drafter, context, gamma, SAMPLING, numbers).kept
+            assert target.length == len(context) - 1
+            expected = reference(torch.tensor([context])).logits[0, -1]
+            torch.testing.assert_close(probe(target, context), expected, **CLOSE)
+            if method in ("draft", "tree"):
+                expected = first_layers(torch.tensor([context])).logits[0, -1]
+                torch.testing.assert_close(probe(draft, context), expected, **CLOSE)
+    assert len(set(context[-6:])) > 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "nf4"])
+def test_other_precisions_against_themselves(weights, precision):
+    """In 16 and 4 bits a pass over several tokens may round otherwise than a pass over one: where texts part, the two
+    tokens were close in the plain run, and what they differ by is told."""
+    pair = Pair(load_model(SMOLLM2_NAME, CPU, precision))
+    if pair.target.precision != precision:
+        pytest.skip(f"this machine runs {pair.target.precision} for {precision}")
+    pair.measure_costs()
+    parted = []
+    for question in QUESTIONS[:4]:
+        runs = []
+        for method in ("plain", "ngram"):
+            settings = Settings(method=method, draft_length=3, max_new_tokens=32, precision=precision)
+            with open_lane(pair, question, settings, tops=2) as lane:
+                for _ in lane:
+                    pass
+            runs.append(lane.run)
+        if (at := first_divergence(*runs)) is not None:
+            parted.append(at)
+            words = f"{at.first_text!r} or {at.second_text!r}"
+            print(f"{precision}: {question!r} parts at token {at.position}, {words}: {at.logit_gap:.3f}")
+            assert at.logit_gap is not None and at.logit_gap < 0.5
+        assert runs[0].text and pair.target.name.startswith("SmolLM2")
+    assert len(parted) < 4, "all texts parted: these are no ties"
+
+
+@pytest.fixture(scope="module")
+def laws(model):
+    """Next-token laws of the target and of its first layers after CONTEXTS contexts: p and q [contexts, vocabulary]."""
+    rows = []
+    for question in QUESTIONS[:6]:
+        ids = torch.tensor(encode_prompt(model, question, Settings()))
+        with model.lease() as runner, torch.inference_mode():
+            p = SAMPLING.probabilities(runner.feed(ids))
+            runner.truncate(0)
+            q = SAMPLING.probabilities(runner.view(EXIT).feed(ids))
+        rows += [(p[i].clone(), q[i].clone()) for i in range(len(ids) - 4, len(ids))]
+    assert len(rows) == CONTEXTS
+    return rows
+
+
+def speculative_draws(p, q, seed, q_seen=None):
+    """The first token of DRAWS rounds with a draft of one token, judged by the rule that runs; `q_seen` is what the
+    judge is told the draft was drawn from, if not q."""
+    random = torch.Generator().manual_seed(seed)
+    proposed = torch.cat([draw(q.expand(400, -1), torch.rand(400, generator=random)) for _ in range(DRAWS // 400)])
+    uniforms = torch.rand(DRAWS, 2, generator=random)
+    both, seen = torch.stack([p, p]), (q if q_seen is None else q_seen)[None]
+    found = []
+    for token, numbers in zip(proposed, uniforms):
+        verdict = verify_chain(both, token[None], seen, numbers)
+        found.append(int(token) if int(verdict.accepted) else int(verdict.token))
+    return np.bincount(found, minlength=len(p))
+
+
+def two_sample(first, second):
+    """G-test of two samples over the same cells: the chance of counts at least so far apart if both follow one law.
+    Cells of fewer than ten in all are pooled."""
+    total = first + second
+    order = np.argsort(total)
+    first, second = first[order], second[order]
+    pooled = int(np.searchsorted(total[order], 10))
+    counts = np.array([[side[:pooled].sum(), *side[pooled:]] for side in (first, second)], dtype=float)
+    counts = counts[:, counts.sum(0) > 0]
+    expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
+    g = 2 * np.where(counts > 0, counts * np.log(np.where(counts > 0, counts, 1) / expected), 0).sum()
+    return float(chi2.sf(g, df=max(1, counts.shape[1] - 1)))
+
+
+def plain_draws(p, seed):
+    """What the target alone says, by PyTorch's own sampler."""
+    ids = torch.multinomial(p, DRAWS, replacement=True, generator=torch.Generator().manual_seed(seed))
+    return np.bincount(ids.numpy(), minlength=len(p))
+
+
+def test_the_sampled_law_is_the_targets(laws):
+    """After each context: counts of the next token, speculative against plain."""
+    values = [
+        two_sample(speculative_draws(p, q, seed), plain_draws(p, 1000 + seed)) for seed, (p, q) in enumerate(laws)
+    ]
+    assert min(values) > 1e-4, values
+    agreement = [float(torch.minimum(p, q).sum()) for p, q in laws]
+    assert min(agreement) < 0.6 and max(agreement) > 0.3, "drafts were both accepted and refused"
+
+
+def test_a_law_that_is_broken_is_seen(laws):
+    """The same with a judge that takes every draft for certain: the classical mistake."""
+    unsure = [(p, q) for p, q in laws if 0.2 < float(torch.minimum(p, q).sum()) < 0.9 and float(p.max()) < 0.9][:4]
+    assert unsure
+    for seed, (p, q) in enumerate(unsure):
+        counts = speculative_draws(p, q, seed, q_seen=torch.full_like(q, 1e-9))
+        assert two_sample(counts, plain_draws(p, 1000 + seed)) < 1e-6

@@ -28,6 +28,7 @@ METHODS: dict[Method, tuple[str, str]] = {
     "plain": ("Plain only", "No speculation: one token per pass."),
     "draft": ("Draft model", "A small model proposes, the target checks."),
     "head": ("Trained head", "One layer that reads the target's hidden states proposes."),
+    "head-tree": ("Trained head, tree", "The same layer proposes its likeliest continuations, checked in one pass."),
     "ngram": ("N-gram", "Proposes what followed the same words before; no second model."),
     "ngram+draft": ("N-gram, then draft", "Repeats where the text repeats, else asks the small model."),
     "early-exit": ("Early exit", "The target's own first layers propose."),

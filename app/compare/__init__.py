@@ -33,7 +33,7 @@ from core.text import Prompt
 
 SIDEBAR = "as sidebar"
 ONE_PROMPT, ALL = "this prompt", "all"
-STARTING_METHODS = ("draft", "head", "ngram", "early-exit", "plain", "tree", "ngram+draft")
+STARTING_METHODS = ("draft", "head", "ngram", "early-exit", "plain", "tree", "ngram+draft", "head-tree")
 """Methods that the lanes start with, in this order, as far as the pair can use them."""
 PUBLIC_TOTAL = 16_384
 """New tokens that a stranger's comparison may write, all lanes and prompts together."""

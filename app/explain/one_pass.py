@@ -188,11 +188,12 @@ def _who_drafted(run: Run, round_: Round, k: int, levels: int, time: str) -> str
         total = run.environment["target"].get("layers")
         some = f"first {layers} of {total} layers" if layers else "first layers"
         return f"The target's own {some}, with its final norm and head, guessed {tokens} one by one, in {time}."
-    if method == "head":
+    if method in ("head", "head-tree"):
         head = run.environment.get("head") or {}
         layers = ", ".join(map(str, head.get("layers") or []))
         first = f"read what had entered the target's layers {layers} for the newest tokens" if layers else "read on"
-        return f"The trained head {first} and guessed {tokens} one by one, in {time}."
+        grown = "one by one" if method == "head" else f"as a tree, in {plural(levels, 'pass', 'passes')}"
+        return f"The trained head {first} and guessed {tokens} {grown}, in {time}."
     draft = run.environment.get("draft") or {}
     name = f"<b>{escape(str(draft.get('name', 'the draft model')))}</b>"
     passes = plural(levels, "pass", "passes")

@@ -310,7 +310,7 @@ def _about_the_drafts_cache(run: Run, trace: RoundTrace) -> str:
         return "Both caches end at the same token."
     if method == "early-exit":
         return "The first layers write into the target's own cache: there is no second one."
-    if method == "head":
+    if method in ("head", "head-tree"):
         return (
             "The head keeps a row of its own for every token but the first, made from the target's hidden states; the "
             "rows it made from its own guesses are dropped after the round."

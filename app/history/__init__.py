@@ -36,7 +36,7 @@ SETTINGS = {
 ONLY_FOR = {
     "tree": ("tree",),
     "exit_layer": ("early-exit",),
-    "draft_length": ("draft", "head", "ngram", "ngram+draft", "early-exit"),
+    "draft_length": ("draft", "head", "head-tree", "ngram", "ngram+draft", "early-exit"),
 }
 """Settings that mean something to some methods alone."""
 NONE = "–"

@@ -93,6 +93,7 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
         "early-exit": None if found["target"]["layers"] >= 2 else "the target has a single layer",
         "tree": no_draft or other,
         "head": no_head,
+        "head-tree": no_head,
     }
 
 

@@ -38,8 +38,9 @@ class Deployment:
 
     @property
     def method(self) -> str:
-        """n-gram first, draft model otherwise, is a draft model for engines that take one drafter."""
-        return "draft" if self.settings.method == "ngram+draft" else self.settings.method
+        """n-gram first, draft model otherwise, is a draft model for engines that take one drafter; a head's tree is a
+        head's chain for those that draft chains."""
+        return {"ngram+draft": "draft", "head-tree": "head"}.get(self.settings.method, self.settings.method)
 
     @property
     def target(self) -> str:
@@ -276,6 +277,8 @@ def _sampling(settings: Settings) -> list[str]:
 
 
 def _one_drafter(deployment: Deployment) -> list[str]:
+    if deployment.settings.method == "head-tree":
+        return ["It is told to draft a chain: with trees of the head's own here, more or fewer tokens may stand."]
     if deployment.settings.method != "ngram+draft":
         return []
     return ["It takes one drafter at a time: the draft model here, without the n-gram."]
@@ -286,6 +289,7 @@ def _missing(engine: str, method: str) -> str:
         "early-exit": "cannot draft with the target's own first layers",
         "tree": "does not draft trees with an ordinary draft model as is done here",
         "head": "does not draft with a trained head as is done here",
+        "head-tree": "does not draft with a trained head as is done here",
         "plain": "needs no further options to decode plainly",
     }
     return f"{engine} {what[method]}."

@@ -9,6 +9,7 @@ from dataclasses import replace
 from core.costs.rounds import RoundCosts
 from core.drafting import Drafter
 from core.drafting.head import HeadDrafter
+from core.drafting.head_tree import BEAMS, DEEPEST, AdaptiveDepth, HeadTreeDrafter
 from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed, Recorded
 from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
@@ -26,6 +27,7 @@ from core.settings import SPECS, Method, Settings
 
 def available(pair: Pair) -> dict[Method, str | None]:
     """Every method with None where the pair supports it, else the reason why not."""
+    no_head = None if pair.head else "no trained head of the target is loaded"
     no_draft = None if pair.draft else "no draft model is loaded"
     if no_draft and pair.head:
         no_draft = "the draft is a trained head, whose method is head"
@@ -37,7 +39,8 @@ def available(pair: Pair) -> dict[Method, str | None]:
         "ngram+draft": no_draft,
         "early-exit": shallow,
         "tree": no_draft or ("a tree needs a draft with the target's own tokens" if pair.translation else None),
-        "head": None if pair.head else "no trained head of the target is loaded",
+        "head": no_head,
+        "head-tree": no_head,
     }
 
 
@@ -66,6 +69,11 @@ def build_drafter(
         assert pair.head is not None
         drafter = HeadDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling)
         return drafter, _controller(settings, costs)
+    if method == "head-tree":
+        assert pair.head is not None
+        tree = HeadTreeDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling, costs)
+        deep = AdaptiveDepth(costs, DEEPEST) if settings.draft_length == "auto" else Fixed(settings.draft_length)
+        return tree, deep
     assert pair.draft is not None
     limit = pair.draft.context_length
     runner: Runner = resources.enter_context(pair.draft.lease())
@@ -95,9 +103,9 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
     target, draft = pair.measure_costs()
     if settings.method == "early-exit":
         return pair.target.measure_exit(exit_layer(pair.target, settings.exit_layer))
-    if settings.method == "head" and pair.head:
+    if settings.method in ("head", "head-tree") and pair.head:
         passes = pair.head.measure_costs(pair.target)
-        return RoundCosts(target, passes.read, passes.draft(1))
+        return RoundCosts(target, passes.read, passes.draft(BEAMS if settings.method == "head-tree" else 1))
     if settings.method in ("plain", "ngram") or draft is None:
         return RoundCosts(target)
     return RoundCosts(target, draft, draft.following)

@@ -85,6 +85,8 @@ def load_pair(
             pair.head = load_head(draft_name, head, pair.target)
         elif folder := bundled_head(pair.target):
             pair.head = load_head(folder.name, folder, pair.target)
+        if pair.head:
+            pair.head.measure_costs(pair.target)
         return pair
     except Exception as error:
         if not out_of_memory(error):

@@ -146,8 +146,8 @@ def bundled_head(target: Model) -> Path | None:
     """The folder of the bundled head that was trained for this target."""
     identity: dict[str, Any] | None = None
     for folder, config in bundled_heads():
-        wanted = dict(config.get("target") or {})
-        if wanted.get("hidden_size") == target.config.hidden_size:
+        wanted = config.get("target")
+        if isinstance(wanted, dict) and wanted.get("hidden_size") == target.config.hidden_size:
             identity = identity or identify(target)
             if identity.items() <= wanted.items():
                 return folder

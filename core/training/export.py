@@ -9,6 +9,7 @@ from pathlib import Path
 
 from core.heads.checkpoint import save_head
 from core.heads.network import HeadConfig
+from core.loading.head import identify
 from core.training.loop import MATRIX_RATE, OTHER_RATE, STEPS, Plan, Standing, Trainer
 from core.training.unroll import STEP_WEIGHT
 
@@ -16,7 +17,7 @@ from core.training.unroll import STEP_WEIGHT
 def export(trainer: Trainer, folder: Path) -> None:
     """Write config.json, model.safetensors (bf16) and README.md into `folder`."""
     target = trainer.target.name
-    save_head(trainer.head, folder, target=target)
+    save_head(trainer.head, folder, target={"name": target, **identify(trainer.target)})
     (folder / "README.md").write_text(
         card(target, trainer.config, trainer.plan, trainer.standing, folder), encoding="utf-8"
     )

@@ -129,9 +129,9 @@ def test_the_card_escapes_names_and_tells_the_facts():
 def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
     found = inspection(Settings())
     refused = {method: reason for method, reason in reasons_of(found).items() if reason}
-    assert refused == {"head": "no trained head of the target is named"}
+    assert refused == dict.fromkeys(("head", "head-tree"), "no trained head of the target is named")
     head = reasons_of({**found, "draft": {**found["draft"], "model_type": HEAD}})
-    assert [m for m, reason in head.items() if reason is None] == ["plain", "ngram", "early-exit", "head"]
+    assert [m for m, reason in head.items() if reason is None] == ["plain", "ngram", "early-exit", "head", "head-tree"]
     assert "trained head" in head["draft"]
     other = reasons_of({**found, "likeness": {"same": False, "usable": True}})
     assert other["draft"] is None

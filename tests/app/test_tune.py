@@ -159,6 +159,8 @@ def test_a_trained_head_is_eagle3_elsewhere():
     assert options["--speculative-draft-model-path"] == "org/head"
     bundled = replace(head, settings=replace(head.settings, draft=None), head="small")
     assert '"model": "assets/heads/small"' in vllm(bundled).command
+    tree = replace(head, settings=replace(head.settings, method="head-tree"))
+    assert '"method": "eagle3"' in vllm(tree).command and any("chain" in note for note in vllm(tree).notes)
     for engine in (llama_cpp, transformers):
         assert not engine(head).command and engine(head).notes
 

@@ -88,7 +88,7 @@ def _generate(pair: Pair, target: Any, assistant: Any, prompt: str, settings: Se
 SPECULATION = {"llama.cpp": "NONE", "llama.cpp ngram-simple": "NGRAM_SIMPLE", "llama.cpp ngram-mod": "NGRAM_MOD"}
 
 
-def llama_peers(pair: Pair, gguf: str | None, context: int = 2048) -> dict[str, Peer]:
+def llama_peers(pair: Pair, gguf: str | Path | None, context: int = 2048) -> dict[str, Peer]:
     """llama.cpp on a GGUF file of the pair's target, on as many threads as ours, plain and with its speculations at
     their own settings. Raises UserError where package or file are missing."""
     try:

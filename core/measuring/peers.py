@@ -101,7 +101,7 @@ def llama_peers(pair: Pair, gguf: str | Path | None, context: int = 2048) -> dic
         raise UserError("llama.cpp reads GGUF files: name the target's with --gguf FILE.")
     if not Path(gguf).is_file():
         raise UserError(f"There is no GGUF file {gguf}.")
-    return {name: _llama(xllamacpp, pair, gguf, kind, context) for name, kind in SPECULATION.items()}
+    return {name: _llama(xllamacpp, pair, str(gguf), kind, context) for name, kind in SPECULATION.items()}
 
 
 def _llama(package: Any, pair: Pair, gguf: str, kind: str, context: int) -> Peer:

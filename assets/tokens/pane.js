@@ -64,6 +64,7 @@ export class Pane {
       this.newLine();
       this.line.append(make("span", "prompt", i < lines.length - 1 ? line + "\n" : line));
     });
+    if (run.environment?.target?.chat && run.settings.chat !== "off") this.newLine(); // an answer, not a continuation
     this.flush();
   }
 

@@ -67,7 +67,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
     names = [SPECS["method"].read(name.strip()) for name in methods.split(",")]
     own = read_prompts(arguments.prompts) if arguments.prompts else None
     pair = load_pair(settings, console())
-    gguf = arguments.gguf or find_file(settings.target)
+    file = find_file(settings.target)
+    gguf = arguments.gguf or (str(file) if file else None)
     peers = transformers_peers(pair) if "transformers" in against else {}
     peers |= llama_peers(pair, gguf) if "llama.cpp" in against else {}
     prompts = [prompt.text for prompt in own or read_prompts(chat=answers_messages(pair.target, settings))]

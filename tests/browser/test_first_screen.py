@@ -20,7 +20,7 @@ def page(real_app: str, visit: Any) -> Any:
 
 def test_a_question_is_answered_in_both_panes(page: Any) -> None:
     header = page.inner_text("#header")
-    assert "SmolLM2-135M-Instruct 135M" in header and "from Q4_1" in header
+    assert "SmolLM2-135M-Instruct" in header and "from Q4_1" in header
     assert page.input_value("#prompt textarea").endswith((".", "?"))
     page.wait_for_selector(f"{CARD}[data-level=good]")
     set_number(page, "New tokens", 48)
@@ -70,5 +70,6 @@ def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:
     field.fill(str(tmp_path / "tiny.gguf"))
     page.keyboard.press("Tab")
     page.wait_for_selector(f"{CARD}[data-level=good]")
+    page.wait_for_timeout(300)
     run_to_end(page)
-    assert "from Q8_0" in page.inner_text("#header")
+    page.wait_for_function("document.querySelector('#header').innerText.includes('from Q8_0')")

@@ -92,15 +92,18 @@ def test_other_precisions_against_themselves(weights, precision):
 
 @pytest.fixture(scope="module")
 def laws(model):
-    """Next-token laws of the target and of its first layers after CONTEXTS contexts: p and q [contexts, vocabulary]."""
+    """Next-token laws after CONTEXTS contexts, p and q [contexts, vocabulary]: inside questions, where much is
+    possible, and where an answer begins. The draft's are by turns those of the first layers and a flatter p."""
     rows = []
     for question in QUESTIONS[:6]:
         ids = torch.tensor(encode_prompt(model, question, Settings()))
         with model.lease() as runner, torch.inference_mode():
-            p = SAMPLING.probabilities(runner.feed(ids))
+            logits = runner.feed(ids)
+            p, flat = SAMPLING.probabilities(logits), Sampling(temperature=1.5).probabilities(logits)
             runner.truncate(0)
             q = SAMPLING.probabilities(runner.view(EXIT).feed(ids))
-        rows += [(p[i].clone(), q[i].clone()) for i in range(len(ids) - 4, len(ids))]
+        for turn, i in enumerate((-9, -8, -7, -1)):
+            rows.append((p[i].clone(), (flat if turn % 2 else q)[i].clone()))
     assert len(rows) == CONTEXTS
     return rows
 

@@ -26,8 +26,8 @@ BLOCK = 64
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 224
 OPENING_TOKENS = 48
 """Of a text that a base model begins itself."""
-TEMPERATURES, TEXT_TEMPERATURES = (0.0, 0.0, 0.6, 1.0), (0.0, 1.0, 0.6, 1.0)
-"""Of the answers, by turns; a base model's greedy text soon repeats itself, so it writes less of it."""
+TEMPERATURES, TEXT_TEMPERATURES = (0.0, 0.0, 0.6, 1.0), (0.6, 1.0)
+"""Of the answers, by turns; none of a base model's is greedy, since it would soon repeat itself for good."""
 LIKELIEST = 64
 """Answers are drawn among so many tokens, prompts from the likeliest that hold NUCLEUS of the probability."""
 NUCLEUS = 0.95

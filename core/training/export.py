@@ -47,7 +47,7 @@ target's layers {layers} (what enters the block of that number).
 ## How it was made
 
 `python -m core train-head`: {standing.answer_tokens:,} answer tokens in {standing.dialogues:,} texts that the target
-wrote at temperatures 0, 0.6 and 1 on {data}; every 25th text held out. {standing.visits:,} answer tokens were learnt
+wrote at temperatures up to 1 on {data}; every 25th text held out. {standing.visits:,} answer tokens were learnt
 from, each time counted, in {standing.seconds / 3600:.2f} hours with the writing. {STEPS} passes unrolled, pass i
 weighing {STEP_WEIGHT}^i, cross-entropy against the target's distribution over the draft vocabulary; Muon at
 {MATRIX_RATE} for the matrices of the block, AdamW at {OTHER_RATE} for the rest; the block began as the target's last.

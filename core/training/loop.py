@@ -255,15 +255,17 @@ class Trainer:
         return batches
 
     def _evaluate(self) -> None:
-        """Agreement on held-out texts written greedily, where the target's choices are the text; overlap on those
-        written at temperature 1."""
-        for temperature in (0.0, 1.0):
-            held = [entry for entry in self._pool.held_out() if entry.temperature == temperature][:HELD_OUT_SHOWN]
+        """Agreement on the held-out texts of the lowest temperature, where the text is what the target would choose, or
+        nearly; overlap on those written at temperature 1."""
+        every = self._pool.held_out()
+        coolest = min((entry.temperature for entry in every), default=0.0)
+        for temperature in (coolest, 1.0):
+            held = [entry for entry in every if entry.temperature == temperature][:HELD_OUT_SHOWN]
             held.sort(key=lambda entry: entry.rows)
             groups = grouped([entry.rows for entry in held], ROWS)
             batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
             shares, overlap = agreement(self.head, self._embedding(), batches, SHOWN_STEPS)
-            if held and temperature == 0:
+            if held and temperature == coolest:
                 self.standing.agreement = shares
             elif held:
                 self.standing.overlap = overlap

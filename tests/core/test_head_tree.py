@@ -81,7 +81,7 @@ def test_no_more_nodes_than_checking_them_is_worth():
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "llama fused", "qwen3 fused", "llama graph"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3)], ids=["greedy", "sampled"])
 def test_cache_and_features_after_every_round(kind, sampling):
     """Of the target's rows only those on the accepted path enter the head's cache."""
     text = torch.tensor([random_prompt(30)])
@@ -96,7 +96,7 @@ def test_cache_and_features_after_every_round(kind, sampling):
         kept.add(len(step.kept))
         assert drafter._features.end == target.length == len(context) - 1
         assert drafter.runner.length == drafter._stable
-    assert len(kept) > 1 or not sampling.greedy  # at a temperature a point mass stands by chance
+    assert len(kept) > 1 and max(kept) > 1
     output = drafter._refresh(context)
     torch.testing.assert_close(output[0], outputs_afresh(network, target_of(kind), context)[-1], **CLOSE)
 

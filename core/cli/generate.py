@@ -38,11 +38,10 @@ def add(commands: Commands) -> None:
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments)
     if arguments.repeat is None:
-        continue_prompt(arguments, settings)
+        continue_prompt(arguments, settings_of(arguments))
         return 0
-    if settings != Settings() or arguments.samples is not None:
+    if arguments.samples is not None or any(getattr(arguments, name, None) is not None for name in SPECS):
         raise UserError("--repeat takes every setting from the run document; give it no others.")
     return repeat_runs(arguments.repeat, arguments.json)
 

@@ -117,6 +117,8 @@ def as_recorded(drafter: Drafter, rounds: Sequence[Round]) -> Controller:
     recorded = Recorded(rounds)
     if isinstance(drafter, TreeDrafter):
         drafter.shape = recorded.shape
+    if isinstance(drafter, HeadTreeDrafter):
+        drafter.nodes = recorded.nodes
     if isinstance(drafter, CombinedDrafter):
         drafter.source = recorded.source
     return recorded

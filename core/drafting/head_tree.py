@@ -8,6 +8,7 @@ is the target's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class HeadTreeDrafter(HeadReader):
     def __init__(self, runner: HeadRunner, features: Features, sampling: Sampling, costs: RoundCosts) -> None:
         super().__init__(runner, features, sampling)
         self._costs = costs
+        self.nodes: Callable[[], int] | None = None
+        """How many nodes to keep, where that is not to be chosen by costs: a recorded run again."""
 
     def size(self, length: int) -> int:
         return min(MOST_NODES, BEAMS + (length - 1) * BEAMS * BEAMS) if length else 0
@@ -77,7 +80,7 @@ class HeadTreeDrafter(HeadReader):
         """The nodes with the highest cumulative probability: ancestors before their descendants, siblings in order."""
         likely, parent_of = scores.tolist(), above.tolist()
         order = sorted(range(len(likely)), key=lambda i: (-likely[i], i))[: self.size(length)]
-        order = order[: self._worth_checking([likely[i] for i in order], length)]
+        order = order[: self.nodes() if self.nodes else self._worth_checking([likely[i] for i in order], length)]
         at = {node: place for place, node in enumerate(order)}
         parents = [at.get(parent_of[node], -1) for node in order]
         kept = ids_on(tokens.device, order)

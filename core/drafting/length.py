@@ -50,6 +50,9 @@ class Recorded:
     def shape(self) -> tuple[int, ...]:
         return tuple(map(int, (self._round.tree or "1").split("x")))
 
+    def nodes(self) -> int:
+        return len(self._round.drafted)
+
     def source(self) -> Source:
         return self._round.source or "model"
 

@@ -84,7 +84,7 @@ def test_cache_and_features_after_every_round(kind, sampling):
     )
     target, network = target_runner(kind), taught_head(target_of(kind), text, sorted(set(text[::2])))
     drafter = drafter_for(target, network, kind, sampling)
-    numbers, context = Uniforms(1, CPU), random_prompt(30)
+    numbers, context = Uniforms(2, CPU), random_prompt(30)
     prefill(target, context[:-1], never)
     drafter.prefill(context[:-1], never)
     assert drafter.runner.length == 28

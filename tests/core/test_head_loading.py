@@ -8,13 +8,16 @@ from heads import random_head
 from tiny import CONTEXT, PADDED, make_tokenizer, random_model
 
 import core.loading.head
+from core.costs import MEASURED_LENGTHS, CostTable
 from core.drafting.build import available
 from core.errors import UserError
+from core.explaining.repeat import repeat
 from core.heads.checkpoint import read_config, save_head
 from core.inspecting import inspect_pair
 from core.lanes import open_lane
 from core.loading import load_pair
 from core.loading.head import identify
+from core.records import run_from_dict
 from core.settings import Settings
 
 WORDS = list(range(256))
@@ -71,6 +74,21 @@ def test_the_length_is_found_by_measured_costs(target, head):
     found = run(pair, settings(target, head, method="head", temperature=1.0))
     assert pair.head.costs.read(2) > 0 and pair.head.costs.draft(1) > 0
     assert len(found.token_ids) == 12 or found.stop_reason == "eos"
+
+
+@pytest.mark.parametrize("method", ["head", "head-tree"])
+def test_a_run_with_a_head_is_repeated_under_other_costs(target, head, method):
+    """Depth and number of nodes are the document's, whatever a pass over several tokens costs now."""
+    wanted = settings(target, head, method=method, temperature=1.0, ignore_eos=True)
+    pair = load_pair(wanted)
+    pair.target.costs = CostTable({n: 1 + 0.001 * n for n in MEASURED_LENGTHS})
+    then = run_from_dict(run(pair, wanted).to_dict())
+    pair.target.costs = CostTable({n: float(n) for n in MEASURED_LENGTHS})
+    other = run(pair, wanted)
+    now, difference = repeat(pair, then)
+    assert difference is None
+    assert [len(r.drafted) for r in now.rounds] == [len(r.drafted) for r in then.rounds]
+    assert [len(r.drafted) for r in other.rounds] != [len(r.drafted) for r in then.rounds]
 
 
 def test_padding_cannot_be_proposed(target, tmp_path):

@@ -72,24 +72,34 @@ def new_head(target: Model, config: HeadConfig, draft_ids: Tensor, seed: int) ->
     head.set_draft_ids(draft_ids)
     network: Any = target.network
     hidden = config.hidden_size
+    like = network.get_input_embeddings().weight
     head.fc.weight.zero_()
     head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
-    head.lm_head.weight.copy_(network.get_output_embeddings().weight[draft_ids.to(target.device)])
+    head.lm_head.weight.copy_(weight_of(network.get_output_embeddings(), like)[draft_ids.to(target.device)])
     block = network.base_model.layers[-1]
     theirs, ours = block.self_attn, head.midlayer.self_attn
-    for name in ("q_proj", "k_proj", "v_proj"):
-        copied(getattr(ours, name).weight[:, hidden:], getattr(theirs, name, None))
-    copied(ours.o_proj.weight, getattr(theirs, "o_proj", None))
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        weight = getattr(ours, name).weight
+        copied(weight if name == "o_proj" else weight[:, hidden:], getattr(theirs, name, None), like)
     for name in ("gate_proj", "up_proj", "down_proj"):
-        copied(getattr(head.midlayer.mlp, name).weight, getattr(block.mlp, name, None))
-    copied(head.midlayer.hidden_norm.weight, getattr(block, "input_layernorm", None))
-    copied(head.midlayer.post_attention_layernorm.weight, getattr(block, "post_attention_layernorm", None))
-    copied(head.norm.weight, getattr(network.base_model, "norm", None))
+        copied(getattr(head.midlayer.mlp, name).weight, getattr(block.mlp, name, None), like)
+    copied(head.midlayer.hidden_norm.weight, getattr(block, "input_layernorm", None), like)
+    copied(head.midlayer.post_attention_layernorm.weight, getattr(block, "post_attention_layernorm", None), like)
+    copied(head.norm.weight, getattr(network.base_model, "norm", None), like)
     return head.to(target.device)
 
 
-def copied(ours: Tensor, theirs: nn.Module | None) -> None:
+def copied(ours: Tensor, theirs: nn.Module | None, like: Tensor) -> None:
     """Take a layer's weight over where its shape is ours."""
-    weight = getattr(theirs, "weight", None)
-    if weight is not None and weight.shape == ours.shape and weight.is_floating_point():
+    if theirs is not None and (weight := weight_of(theirs, like)).shape == ours.shape:
         ours.copy_(weight)
+
+
+def weight_of(layer: Any, like: Tensor) -> Tensor:
+    """The weight of a layer [out, in]; of a linear one that was quantised, or fused with others, what it makes of unit
+    vectors of the type and device of `like`."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(layer, nn.Linear) or (weight is not None and weight.is_floating_point()):
+        return layer.weight
+    unit = torch.eye(layer.in_features, dtype=like.dtype, device=like.device)
+    return (layer(unit) - layer(torch.zeros_like(unit[:1]))).t()

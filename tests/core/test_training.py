@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import random_model
 
 from core.cli import main
 from core.errors import UserError
 from core.heads.checkpoint import describe_head, load_weights
+from core.loading import load_model
 from core.loading.model import Model
 from core.progress import never
 from core.training import loop
@@ -262,6 +264,21 @@ def test_the_exported_head_is_the_trained_one(target, tmp_path, short):
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
     card = (tmp_path / "README.md").read_text()
     assert f"{trainer.standing.visits:,} answer tokens were learnt" in card
+
+
+def test_a_head_starts_from_the_targets_weights_however_they_lie(pair_folder):
+    """Passes on a CPU fuse weights and lay them out anew; a head takes over the numbers all the same."""
+    kept = load_file(pair_folder / "target" / "model.safetensors")
+    target = load_model(str(pair_folder / "target"), torch.device("cpu"), "bf16")
+    config = config_for(target)
+    ids = torch.arange(config.draft_vocab_size)
+    head = new_head(target, config, ids, 0)
+    last = "model.layers.3.self_attn."
+    for name in ("q_proj", "k_proj", "v_proj"):
+        theirs = kept[f"{last}{name}.weight"].bfloat16().float()
+        assert torch.equal(getattr(head.midlayer.self_attn, name).weight[:, config.hidden_size :], theirs)
+    assert torch.equal(head.midlayer.self_attn.o_proj.weight, kept[f"{last}o_proj.weight"].bfloat16().float())
+    assert torch.equal(head.lm_head.weight, kept["lm_head.weight"][ids].bfloat16().float())
 
 
 def test_folders_are_not_mixed_up(target, tmp_path, tokenizer, short):

@@ -113,7 +113,7 @@ def test_real_target_of_a_good_draft(model, reference, answers, method):
 
 @pytest.mark.parametrize(
     "method, options",
-    [("ngram", {"draft_length": 4}), ("early-exit", {"draft_length": 2, "exit_layer": 24})],
+    [("ngram", {"draft_length": 4}), ("early-exit", {"draft_length": 1, "exit_layer": 28})],
 )
 def test_drafters_that_need_no_other_model(model, reference, answers, method, options):
     """Through the lane that the page and the command line open, text included."""

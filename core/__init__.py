@@ -29,6 +29,8 @@ What every reader meets:
 Rooms:
     drafting      who guesses, and how many tokens
     runners       a cache over a model's weights
+    heads         trained draft heads, in the published formats
+    training      how a head is trained on what its target writes
     costs         what a pass costs here
     loading       id or folder to model
     inspecting    a pair before it is downloaded

@@ -181,7 +181,24 @@ class ModelFile(BaseModel):
     costs: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,4}$")], Seconds], Field(max_length=64)] | None = None
     following: Seconds | None = None
     notes: Annotated[list[Text], Field(max_length=32)] = []
+    origin: Name | None = None
+    chat: bool = False
     geometry: GeometryFile | None = None
+
+
+class HeadFile(BaseModel):
+    """What the page reads of a trained head's description."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    name: Name
+    precision: Name
+    layers: Annotated[list[Count], Field(max_length=16)]
+    parameters: Count
+    weight_bytes: Count
+    draft_vocab_size: Count | None = None
+    costs: Annotated[dict[Name, dict[Name, Seconds]], Field(max_length=4)] | None = None
+    notes: Annotated[list[Text], Field(max_length=32)] = []
 
 
 class EnvironmentFile(BaseModel):
@@ -194,6 +211,7 @@ class EnvironmentFile(BaseModel):
     python: Name | None = None
     target: ModelFile
     draft: ModelFile | None = None
+    head: HeadFile | None = None
     drafter: DrafterFile | None = None
 
 

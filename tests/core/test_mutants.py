@@ -32,7 +32,7 @@ def no_residual(p, tokens, q, uniforms):
 def no_bonus_row(p, tokens, q, uniforms):
     """The bonus token drawn from the law of the position before it."""
     verdict = verify_chain(p, tokens, q, uniforms)
-    last = draw(p[-2], uniforms[-1])
+    last = draw(p[-2:][0], uniforms[-1])
     return verdict._replace(token=torch.where(verdict.accepted == len(tokens), last, verdict.token))
 
 

@@ -362,9 +362,10 @@ def test_sampled_run_records_a_draft_in_the_targets_tokens(pair):
 
 
 def test_what_a_translated_pair_offers(pair):
-    """Trees need the same tokens, and say so; everything else is there."""
+    """Trees need the same tokens, and say so; no head is loaded; everything else is there."""
     off = {method: reason for method, reason in available(pair).items() if reason}
-    assert off == {"tree": "a tree needs a draft with the target's own tokens"}
+    assert off.pop("tree") == "a tree needs a draft with the target's own tokens"
+    assert set(off) == {"head", "head-tree"} and set(off.values()) == {"no trained head of the target is loaded"}
     with pytest.raises(UserError, match="a tree needs a draft"):
         open_lane(pair, "x", Settings(method="tree", chat="off"))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import UserError
+from core.heads.checkpoint import usual_layers
 from core.heads.network import HeadConfig, HeadNetwork
 from core.loading.model import Model
 
@@ -20,7 +21,7 @@ def aux_layers(blocks: int) -> tuple[int, ...]:
     """Boundaries to take features at: an early, a middle and a late one, as EAGLE-3 does; in a shallow target three
     spaced evenly, or as many as there are."""
     if blocks >= 7:
-        return (2, blocks // 2, blocks - 3)
+        return usual_layers(blocks)
     return tuple(sorted({0, blocks // 2, max(blocks - 1, 0)}))
 
 

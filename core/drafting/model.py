@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from core.costs import time_exit
-from core.costs.formulas import expected_tokens
-from core.costs.rounds import exit_costs
+from core.costs.rounds import exit_costs, expected_tokens
 from core.drafting import Draft
 from core.errors import UserError
 from core.loading.model import Model

@@ -15,8 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from core.costs import CostTable
-from core.costs.formulas import expected_tokens
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, expected_tokens
 from core.explaining.trace import drafted_by_model
 from core.loading.geometry import Geometry
 from core.records import Round, Run, depths, summarise
@@ -190,7 +189,7 @@ def break_even_length(run: Run, costs: Costs) -> int | None:
 
 def break_even_acceptance(costs: Costs) -> float | None:
     """The acceptance at which a round of this length and cost yields what plain steps do in the same time; None where
-    even certain acceptance would not do. Independent acceptance is assumed (core.costs.formulas.expected_tokens)."""
+    even certain acceptance would not do. Independent acceptance is assumed (core.costs.rounds.expected_tokens)."""
     needed = costs.round / costs.plain
 
     def expected(alpha: float) -> float:

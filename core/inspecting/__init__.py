@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from core.costs.formulas import best_length, leviathan
+from core.costs.rounds import best_length, leviathan
 from core.errors import UserError
 from core.inspecting.catalogue import find_pair, heads_for
 from core.inspecting.files import Sized, preview, size_up

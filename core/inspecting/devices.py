@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from core.costs.formulas import expected_tokens
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, expected_tokens
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
 from core.progress import in_bytes

@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from core.costs import CONTEXT, CURVE, CostTable, median_table
-from core.costs.formulas import expected_tokens_by_position, leviathan, rule_of_thumb
-from core.costs.rounds import RoundCosts, Seconds
+from core.costs.rounds import RoundCosts, Seconds, expected_tokens_by_position, leviathan, rule_of_thumb
 from core.drafting.build import available
 from core.drafting.model import exit_layer
 from core.errors import UserError

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.costs import CURVE
-from core.costs.formulas import expected_tokens, leviathan, rule_of_thumb
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, expected_tokens, leviathan, rule_of_thumb
 from core.errors import UserError
 from core.records import SCHEMA, Settings
 from core.text import Prompt

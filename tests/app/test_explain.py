@@ -15,7 +15,7 @@ from app.explain.steps import interesting_round, walk
 from app.serving.device import Device
 from app.serving.visit import Visit
 from app.tokens.markup import chip, probability, quoted, shape, size
-from core.costs.formulas import expected_tokens
+from core.costs.rounds import expected_tokens
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck
 from core.records import Candidate, Round, Run, Settings, Token
 

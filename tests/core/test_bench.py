@@ -11,8 +11,7 @@ import torch
 from core import decoding
 from core.cli import main
 from core.clock import PassTimer
-from core.costs.formulas import expected_tokens
-from core.costs.rounds import RoundCosts, promise
+from core.costs.rounds import RoundCosts, expected_tokens, promise
 from core.errors import UserError
 from core.loading import load_pair
 from core.measuring.bench import (

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from core.costs import CostTable
-from core.costs.formulas import best_length
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, best_length
 from core.drafting.length import Adaptive, AdaptiveSource, Fixed
 from core.drafting.tree import AdaptiveShape
 from core.errors import UserError

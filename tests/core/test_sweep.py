@@ -8,8 +8,7 @@ import pytest
 
 from core.cli import main
 from core.costs import CURVE, describe_costs
-from core.costs.formulas import leviathan, rule_of_thumb
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, leviathan, rule_of_thumb
 from core.errors import UserError
 from core.measuring.report import describe_best, describe_positions, describe_prediction, report
 from core.measuring.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep

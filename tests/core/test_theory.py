@@ -2,14 +2,14 @@
 
 import pytest
 
-from core.costs.formulas import (
+from core.costs.rounds import (
+    RoundCosts,
     best_length,
     expected_tokens,
     expected_tokens_by_position,
     leviathan,
     rule_of_thumb,
 )
-from core.costs.rounds import RoundCosts
 
 
 @pytest.mark.parametrize("alpha, c, gamma, speedup", [(0.8, 0.1, 6, 2.47), (0.8, 0.3, 3, 1.55), (0.6, 0.2, 2, 1.40)])

@@ -5,7 +5,7 @@ import torch
 from tiny import VOCABULARY, make_tokenizer, random_model
 
 from core.costs import CostTable
-from core.costs.formulas import expected_tokens
+from core.costs.rounds import expected_tokens
 from core.explaining.traffic import (
     batch_speed_ups,
     break_even_acceptance,

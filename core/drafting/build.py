@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from core.costs.rounds import RoundCosts
 from core.drafting import Drafter
-from core.drafting.head import HeadDrafter
-from core.drafting.head_tree import BEAMS, DEEPEST, AdaptiveDepth, HeadTreeDrafter
+from core.drafting.head import BEAMS, DEEPEST, AdaptiveDepth, HeadDrafter, HeadTreeDrafter
 from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed, Recorded
 from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
 from core.drafting.ngram import CombinedDrafter, NgramDrafter

@@ -1,24 +1,38 @@
-"""Drafting with a trained head (EAGLE-3): one layer that reads the target's hidden states.
+"""Drafting with a trained head (EAGLE-3), one layer that reads the target's hidden states: a chain, or a tree.
 
 Row t of the head's cache pairs the target's features of token t with token t + 1. The features of a round's tokens come
 with the verification pass itself, so reading the newest ones also gives the next round's first proposal; behind it, the
 head goes on from its own output, row by row, and those rows are dropped after the round.
+
+The tree is EAGLE-2's dynamic one (arXiv 2406.16858): the likeliest continuations by cumulative probability. Which nodes
+are kept follows from which tokens they are, so each is a deterministic proposal, a point mass: accepted with p(x), else
+x is taken out of p. The head's own probabilities decide the shape alone; whatever they are, the output is the target's.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from core.clock import engine_time, synchronise
+from core.costs.rounds import RoundCosts
 from core.drafting import Draft
+from core.drafting.length import Adaptive
 from core.errors import Cancelled
 from core.heads.runner import HeadRunner
 from core.progress import Stop
+from core.records import Round, Token, depths
 from core.runners import PREFILL_CHUNK, Runner
 from core.runners.features import Features
 from core.runners.host import ids_on
 from core.sampling import Sampling, draw
+
+BEAMS = 4
+"""Nodes of each level of a tree that are drafted on from, and children looked at below each."""
+MOST_NODES, DEEPEST = 24, 8
 
 
 class HeadReader:
@@ -111,3 +125,90 @@ class HeadDrafter(HeadReader):
             output = self.runner.draft(tokens[-1], output)
         q = head.on_target(torch.cat(probs), 0.0) if probs else None
         return Draft(torch.cat(tokens), q, logits=logits, ids=head.target_ids)
+
+
+class HeadTreeDrafter(HeadReader):
+    """Drafts on from the likeliest nodes of each level, and keeps as many nodes as checking them is worth.
+
+    `costs` are those of a round; a node is kept while the tokens it is expected to add, by its cumulative probability,
+    come faster than those of the round without it.
+    """
+
+    def __init__(self, runner: HeadRunner, features: Features, sampling: Sampling, costs: RoundCosts) -> None:
+        super().__init__(runner, features, sampling)
+        self._costs = costs
+        self.nodes: Callable[[], int] | None = None
+        """How many nodes to keep, where that is not to be chosen by costs: a recorded run again."""
+
+    def size(self, length: int) -> int:
+        return min(MOST_NODES, BEAMS + (length - 1) * BEAMS * BEAMS) if length else 0
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        output = self._refresh(context) if length else None
+        if output is None:
+            return Draft.none(self.runner.device)
+        head, base = self.runner.head, self.runner.length
+        scores: list[Tensor] = []
+        tokens: list[Tensor] = []
+        rows: list[Tensor] = []
+        above: list[Tensor] = []
+        level = torch.full((1,), -1, device=self.runner.device)
+        reached = torch.zeros(1, device=self.runner.device)
+        seen = torch.empty(1, 0, dtype=torch.bool, device=self.runner.device)
+        while True:
+            logits = head.logits(output)
+            k = min(BEAMS, logits.shape[1])
+            likely, index = self._log_law(logits).topk(k)
+            first = sum(map(len, tokens))
+            scores.append((reached[:, None] + likely).flatten())
+            tokens.append(head.target_ids[index].flatten())
+            above.append(level.repeat_interleave(k))
+            rows.append(logits.repeat_interleave(k, 0))
+            if len(tokens) == length:
+                break
+            reached, chosen = scores[-1].topk(min(BEAMS, len(scores[-1])))
+            m, parent = len(chosen), chosen // k
+            seen = torch.cat([seen[parent], torch.eye(m, dtype=torch.bool, device=seen.device)], 1)
+            text = torch.ones(m, base, dtype=torch.bool, device=seen.device)
+            at = torch.full((m,), base + len(tokens) - 1, device=seen.device)
+            output = self.runner.draft(tokens[-1][chosen], output[parent], at, torch.cat([text, seen], 1))
+            level = first + chosen
+        return self._best(torch.cat(scores), torch.cat(tokens), torch.cat(above), torch.cat(rows), length)
+
+    def _best(self, scores: Tensor, tokens: Tensor, above: Tensor, rows: Tensor, length: int) -> Draft:
+        """The nodes with the highest cumulative probability: ancestors before their descendants, siblings in order."""
+        likely, parent_of = scores.tolist(), above.tolist()
+        order = sorted(range(len(likely)), key=lambda i: (-likely[i], i))[: self.size(length)]
+        order = order[: self.nodes() if self.nodes else self._worth_checking([likely[i] for i in order], length)]
+        at = {node: place for place, node in enumerate(order)}
+        parents = [at.get(parent_of[node], -1) for node in order]
+        kept = ids_on(tokens.device, order)
+        return Draft(tokens[kept], None, parents, logits=list(rows[kept].split(1)), ids=self.runner.head.target_ids)
+
+    def _worth_checking(self, likely: list[float], length: int) -> int:
+        """How many nodes, the likeliest first, give the most expected tokens per second; one at least."""
+        drafting = self._costs.draft(1) + (length - 1) * self._costs.step + self._costs.overhead
+        expected, best, most = 1.0, 1, 0.0
+        for count, score in enumerate(likely, 1):
+            expected += math.exp(score)
+            rate = expected / (drafting + self._costs.target(count + 1))
+            if rate > most:
+                best, most = count, rate
+        return best
+
+    def _log_law(self, logits: Tensor) -> Tensor:
+        """Of the head at the run's temperature; greedy goes by its own certainty."""
+        return (logits.float() / (self._sampling.temperature or 1.0)).log_softmax(-1)
+
+
+class AdaptiveDepth(Adaptive):
+    """How deep to draft: a depth stands if any of its nodes does."""
+
+    def observe(self, round_: Round) -> None:
+        best: dict[int, Token] = {}
+        for depth, token in zip(depths(round_), round_.drafted):
+            if depth not in best or token.outcome == "accepted" or best[depth].outcome == "ignored":
+                best[depth] = token
+        levels = [best[depth] for depth in sorted(best)]
+        chain = [Token(token.id, "", token.outcome, parent=i - 1 if i else None) for i, token in enumerate(levels)]
+        super().observe(Round(round_.index, chain, round_.emitted))

@@ -13,7 +13,7 @@ from tiny import random_prompt, target_of, target_runner
 
 from core.costs.rounds import RoundCosts
 from core.decoding import speculative, take_step
-from core.drafting.head_tree import BEAMS, MOST_NODES, AdaptiveDepth, HeadTreeDrafter
+from core.drafting.head import BEAMS, MOST_NODES, AdaptiveDepth, HeadTreeDrafter
 from core.drafting.length import Fixed
 from core.heads.runner import HeadRunner
 from core.records import Round, Run, Token

@@ -18,7 +18,7 @@ What every reader meets:
     verification  the rule: accept, correct, bonus
     sampling      logits to probabilities, and a run's random numbers
     decoding      one round, and the loop of rounds
-    lanes         a run in progress, and the race
+    lanes         a run in progress, the race, a run repeated
     settings      every setting: type, limits, words
     records       runs, and what is computed from them
     text          ids to text; chat templates

@@ -75,7 +75,7 @@ def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
 
 def repeat_runs(path: str, output: str | None) -> int:
     """Repeat the run, or every run of the race, in a document; the exit status: 0 identical, 1 different."""
-    from core.explaining.repeat import other_surroundings, repeat
+    from core.lanes import other_surroundings, repeat
     from core.loading import load_pair
 
     document = read_json(path)

@@ -11,10 +11,9 @@ import core.loading.head
 from core.costs import MEASURED_LENGTHS, CostTable
 from core.drafting.build import available
 from core.errors import UserError
-from core.explaining.repeat import repeat
 from core.heads.checkpoint import read_config, save_head
 from core.inspecting import inspect_pair
-from core.lanes import open_lane
+from core.lanes import open_lane, repeat
 from core.loading import load_pair
 from core.loading.head import identify
 from core.records import run_from_dict

@@ -8,8 +8,7 @@ import pytest
 from core.cli import main
 from core.costs import CostTable
 from core.errors import UserError
-from core.explaining.repeat import other_surroundings, repeat
-from core.lanes import open_lane
+from core.lanes import open_lane, other_surroundings, repeat
 from core.records import METHODS, Settings, run_from_dict
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from core.errors import UserError, refused_pickle
-from core.heads.network import HeadConfig, HeadNetwork
+from core.heads import HeadConfig, HeadNetwork
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OPTIONAL = {"d2t", "t2d"}

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from core.errors import UserError
+from core.heads import HeadConfig
 from core.heads.checkpoint import Description, describe_head, is_head, load_weights, read_config
-from core.heads.network import HeadConfig
-from core.heads.runner import FusedHead, HeadRunner
-from core.heads.timing import HeadCosts, time_head
+from core.heads.runner import FusedHead, HeadCosts, HeadRunner, time_head
 from core.loading.model import Model
 from core.loading.precision import POCKET
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from core.heads import HeadConfig
 from core.heads.checkpoint import save_head
-from core.heads.network import HeadConfig
 from core.loading.head import identify
 from core.training.loop import MATRIX_RATE, OTHER_RATE, STEPS, Plan, Standing, Trainer
 from core.training.unroll import STEP_WEIGHT

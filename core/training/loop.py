@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from core.errors import Cancelled, UserError
-from core.heads.network import HeadNetwork
+from core.heads import HeadNetwork
 from core.loading.model import Model
 from core.progress import Stop, never
 from core.training.dialogues import BLOCK, Dialogue, write_block

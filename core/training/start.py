@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import UserError
+from core.heads import HeadConfig, HeadNetwork
 from core.heads.checkpoint import usual_layers
-from core.heads.network import HeadConfig, HeadNetwork
 from core.loading.model import Model
 
 DRAFT_VOCAB = 8192

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from core.heads.network import HeadNetwork, repeat
+from core.heads import HeadNetwork, repeat
 from core.training.pool import Batch
 
 STEP_WEIGHT = 0.8

@@ -15,7 +15,7 @@ from core.settings import METHODS, POCKET_NAME, SMOLLM2_NAME, Settings
 from core.text import Prompt
 
 if TYPE_CHECKING:
-    from core.inspecting.found import Found
+    from core.inspecting.catalogue import Found
 
 Remote = Callable[[str, Settings, Stop, list[Run]], Iterator[dict[str, Any]]]
 """(prompt, settings, stop, runs) -> the events of a race; appends to `runs`."""
@@ -138,7 +138,7 @@ class Engine:
 
     def found(self) -> list[Found]:
         """Models that other programs keep on this machine; none for strangers."""
-        from core.inspecting.found import found_here
+        from core.inspecting.catalogue import found_here
 
         return [] if self.public else found_here()
 

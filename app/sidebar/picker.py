@@ -20,7 +20,7 @@ from app.serving.turns import sentence, with_device
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair
 from core.errors import UserError
-from core.inspecting.found import Found
+from core.inspecting.catalogue import Found
 from core.progress import in_bytes, never
 from core.settings import HEAD, POCKET_NAME, Settings
 

@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from huggingface_hub import constants, scan_cache_dir
-from huggingface_hub.errors import CacheNotFound
 
 from core.errors import UserError
 from core.inspecting import CONTEXT, EXPECTED, Fit, Inspection, Memory, ModelCard, Prediction, measure_memory, predict
-from core.inspecting.catalogue import CataloguePair, catalogue, read_catalogue, relatives
+from core.inspecting.catalogue import CataloguePair, cached_models, catalogue, read_catalogue, relatives
 from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, read_named, size_up
 from core.inspecting.likeness import same_vocabulary
 from core.loading import resolve_device
@@ -153,16 +151,6 @@ def at_hand(name: str, role: str) -> Preview | None:
             return read_folder(folder, name)
     known = catalogue_config(name)
     return None if known is None else Preview(name, known)
-
-
-def cached_models() -> list[str]:
-    """Hub ids of models whose weights are all in the local cache."""
-    try:
-        found = scan_cache_dir(constants.HF_HUB_CACHE)
-    except CacheNotFound:
-        return []
-    names = sorted(repository.repo_id for repository in found.repos if repository.repo_type == "model")
-    return [name for name in names if cached(name) is not None]
 
 
 FITS = {"yes": "fits", "tight": "just fits", "no": "too large", "unknown": "?"}

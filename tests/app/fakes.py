@@ -14,7 +14,7 @@ from fake_sweep import fake_sweep
 from app.serving import Engine, Offer
 from core.errors import UserError
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
-from core.inspecting.found import Found
+from core.inspecting.catalogue import Found
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
 
 CODE = (

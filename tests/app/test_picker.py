@@ -15,7 +15,7 @@ from app.serving.turns import guarded, with_pair
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
 from app.sidebar.picker import OTHER, Picker, card_html, choices, facts, reasons_of, trouble_html
 from core.errors import Cancelled, UserError
-from core.inspecting.found import Found
+from core.inspecting.catalogue import Found
 from core.settings import HEAD, Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}

@@ -6,8 +6,8 @@ import pytest
 from huggingface_hub import constants
 from written_gguf import write_gguf
 
+from core.inspecting.catalogue import found_here
 from core.inspecting.files import preview
-from core.inspecting.found import found_here
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from core.costs.rounds import best_length, leviathan
 from core.errors import UserError
 from core.inspecting.catalogue import find_pair, heads_for
+from core.inspecting.devices import Prediction, predict
 from core.inspecting.files import Sized, preview, size_up
 from core.inspecting.heads import SizedHead, compare_head, preview_head, size_up_head
 from core.inspecting.likeness import Likeness, compare_vocabularies
@@ -24,14 +24,12 @@ from core.progress import in_bytes
 from core.settings import HEAD, POCKET_NAME
 
 SCHEMA = 1
-ALPHAS = (0.6, 0.7, 0.8)
 CONTEXT = 2048
 """Tokens of prompt and answer that caches are counted for, unless told otherwise."""
 LANES = 2
 """Caches of the target in a race: the speculative lane's and the plain one's."""
 TIGHT = 0.9
 """Share of the free memory from which a pair only just fits."""
-Basis = Literal["bytes", "layers"]
 Fit = Literal["yes", "tight", "no", "unknown"]
 Level = Literal["good", "caution", "bad"]
 
@@ -88,28 +86,6 @@ class Memory:
         if self.free is None:
             return "unknown"
         return "no" if self.needed > self.free else "tight" if self.needed > TIGHT * self.free else "yes"
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Leviathan's speed-up at an acceptance rate and the draft length that is best there."""
-
-    acceptance: float
-    draft_length: int
-    speedup: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Forecasts where a draft step costs `cost_ratio` of a target step: by bytes read, or by layers launched."""
-
-    basis: Basis
-    cost_ratio: float
-    holds: str
-    forecasts: tuple[Forecast, ...]
-
-    def at(self, acceptance: float) -> Forecast:
-        return next(f for f in self.forecasts if f.acceptance == acceptance)
 
 
 @dataclass(frozen=True)
@@ -258,28 +234,6 @@ def measure_memory(
         workspace=max(model.workspace_bytes(context) for model in models),
         free=None if free.free is None else free.free + held,
         total=free.total,
-    )
-
-
-def predict(target: Sized, draft: Sized | SizedHead, device: torch.device) -> tuple[Prediction, ...]:
-    """What speculation may bring if a pass over several tokens costs what one over one token costs."""
-    by_bytes = draft.weights.read / target.weights.read
-    by_layers = draft.layers / target.layers
-    if device.type == "cpu":
-        return (forecast("bytes", by_bytes, "on a CPU, where a step costs the bytes it reads"),)
-    eager = forecast("layers", by_layers, "without CUDA graphs, where a step costs its layers' kernel launches")
-    if device.type != "cuda":
-        return (forecast("layers", by_layers, "here, where a step costs its layers' kernel launches"),)
-    return (forecast("bytes", by_bytes, "with CUDA graphs, where a step costs the bytes it reads"), eager)
-
-
-def forecast(basis: Basis, cost_ratio: float, holds: str) -> Prediction:
-    lengths = {alpha: best_length(alpha, cost_ratio) for alpha in ALPHAS}
-    return Prediction(
-        basis,
-        cost_ratio,
-        holds,
-        tuple(Forecast(alpha, n, leviathan(alpha, n, cost_ratio)) for alpha, n in lengths.items()),
     )
 
 

@@ -1,7 +1,9 @@
-"""What a pair would do on a GPU that is not here: does it fit, how fast, and is speculation worth it?
+"""What speculation may bring a pair: on this device, by what a draft step costs of a target step; and on a GPU that is
+not here: does the pair fit, how fast, and is speculation worth it?
 
-Predictions only, from data sheets and stated assumptions; nothing of this is measured. A pass is bound by the bytes it
-reads or by its arithmetic, whichever takes longer, and costs every layer its kernels besides.
+Predictions only, and nothing of this is measured. Those of other GPUs come from data sheets and stated assumptions: a
+pass is bound by the bytes it reads or by its arithmetic, whichever takes longer, and costs every layer its kernels
+besides.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from core.costs.rounds import RoundCosts, expected_tokens
+from core.costs.rounds import RoundCosts, best_length, expected_tokens, leviathan
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
+from core.inspecting.heads import SizedHead
 from core.progress import in_bytes
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
+Basis = Literal["bytes", "layers"]
 PRECISIONS = ("nf4", "bf16")
 ALPHAS = (0.6, 0.7, 0.8)
 LONGEST = 8
@@ -47,6 +51,50 @@ SOURCES = {
     "acceptance": "0.6 to 0.8 is usual for a draft of the same family; Leviathan et al. 2023 (tables 2 and 3) report "
     "about 0.5 to 0.9. Your text decides: measure it",
 }
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Leviathan's speed-up at an acceptance rate and the draft length that is best there."""
+
+    acceptance: float
+    draft_length: int
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Forecasts where a draft step costs `cost_ratio` of a target step: by bytes read, or by layers launched."""
+
+    basis: Basis
+    cost_ratio: float
+    holds: str
+    forecasts: tuple[Forecast, ...]
+
+    def at(self, acceptance: float) -> Forecast:
+        return next(f for f in self.forecasts if f.acceptance == acceptance)
+
+
+def predict(target: Sized, draft: Sized | SizedHead, device: torch.device) -> tuple[Prediction, ...]:
+    """What speculation may bring if a pass over several tokens costs what one over one token costs."""
+    by_bytes = draft.weights.read / target.weights.read
+    by_layers = draft.layers / target.layers
+    if device.type == "cpu":
+        return (forecast("bytes", by_bytes, "on a CPU, where a step costs the bytes it reads"),)
+    eager = forecast("layers", by_layers, "without CUDA graphs, where a step costs its layers' kernel launches")
+    if device.type != "cuda":
+        return (forecast("layers", by_layers, "here, where a step costs its layers' kernel launches"),)
+    return (forecast("bytes", by_bytes, "with CUDA graphs, where a step costs the bytes it reads"), eager)
+
+
+def forecast(basis: Basis, cost_ratio: float, holds: str) -> Prediction:
+    lengths = {alpha: best_length(alpha, cost_ratio) for alpha in ALPHAS}
+    return Prediction(
+        basis,
+        cost_ratio,
+        holds,
+        tuple(Forecast(alpha, n, leviathan(alpha, n, cost_ratio)) for alpha, n in lengths.items()),
+    )
 
 
 @dataclass(frozen=True)

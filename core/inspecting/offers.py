@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from core.errors import UserError
-from core.inspecting import CONTEXT, EXPECTED, Fit, Inspection, Memory, ModelCard, Prediction, measure_memory, predict
+from core.inspecting import CONTEXT, EXPECTED, Fit, Inspection, Memory, ModelCard, measure_memory
 from core.inspecting.catalogue import CataloguePair, cached_models, catalogue, read_catalogue, relatives
+from core.inspecting.devices import Prediction, predict
 from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, read_named, size_up
 from core.inspecting.likeness import same_vocabulary
 from core.loading import resolve_device

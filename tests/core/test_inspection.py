@@ -16,7 +16,8 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from core import inspecting as inspection
 from core.cli import main
 from core.errors import UserError
-from core.inspecting import inspect_pair, predict
+from core.inspecting import inspect_pair
+from core.inspecting.devices import predict
 from core.inspecting.files import Preview, catalogue_config, preview, size_up
 from core.inspecting.likeness import compare_vocabularies
 from core.inspecting.offers import drafts_for, offers

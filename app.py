@@ -26,7 +26,7 @@ def main() -> int:
     from app.serving.device import Device
     from app.serving.spaces import settle_in
     from core.errors import UserError
-    from core.loading.default import choose_method, choose_target
+    from core.loading.pair import choose_method, choose_target
     from core.progress import console
     from core.records import Settings
 

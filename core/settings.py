@@ -17,7 +17,7 @@ from core.errors import UserError
 POCKET_NAME = "pocket"
 """The name of the bundled pair, whose settings name no target."""
 SMOLLM2_NAME = "smollm2"
-"""The name of SmolLM2-135M-Instruct wherever its weights are found (core/loading/default.py)."""
+"""The name of SmolLM2-135M-Instruct wherever its weights are found (core/loading/pair.py)."""
 HEAD = "EAGLE-3 head"
 """What an inspected draft's `model_type` is where it is a trained head of the target."""
 LONGEST_DRAFT = 64

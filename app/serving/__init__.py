@@ -115,8 +115,8 @@ class Engine:
         """The pairs of the catalogue but the bundled one: what is here already, then what fits, then the rest."""
         from core.inspecting.catalogue import catalogue
         from core.loading import resolve_device
-        from core.loading.default import at_hand
         from core.loading.memory import free_memory
+        from core.loading.pair import at_hand
 
         device = resolve_device(self.settings.device)
         total = (free_memory(device).total or 0) if device.type != "cpu" else 0
@@ -144,7 +144,7 @@ class Engine:
 
     def hint(self) -> str | None:
         """How to get the chat model, where the bundled pair runs because it is not there."""
-        from core.loading.default import HOW_TO_GET_IT, at_hand
+        from core.loading.pair import HOW_TO_GET_IT, at_hand
 
         return HOW_TO_GET_IT if self.settings.target is None and not at_hand(SMOLLM2_NAME) else None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.loading.default import hub_id
+from core.loading.pair import hub_id
 from core.settings import Settings
 
 BUNDLED = "assets/pocket"

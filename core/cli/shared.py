@@ -46,7 +46,7 @@ def add_decoding_settings(command: argparse.ArgumentParser, **defaults: Any) -> 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """What the flags say. Raises UserError for the first that cannot be."""
-    from core.loading.default import choose_method, choose_target
+    from core.loading.pair import choose_method, choose_target
 
     given = {name: value for name, value in vars(arguments).items() if name in SPECS and value is not None}
     given["target"] = choose_target(given.get("target"))

@@ -24,7 +24,6 @@ from core.errors import UserError, first_line
 from core.inspecting.catalogue import read_catalogue
 from core.loading import find_file, refuse_unsupported
 from core.loading.conversion import converted, gguf_tokenizer, origin
-from core.loading.default import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
 from core.loading.gguf import read_header as read_gguf_header
 from core.loading.gguf_layout import config_of
 from core.loading.hub import cached, explained, local_folder, out_of_reach
@@ -40,6 +39,7 @@ from core.loading.memory import (
     whole_blocks,
     workspace_bytes,
 )
+from core.loading.pair import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
 from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
 from core.loading.weights import packed_for_cpu
 from core.settings import POCKET_NAME, SMOLLM2_NAME

@@ -19,8 +19,8 @@ from core.inspecting.devices import Prediction, predict
 from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, read_named, size_up
 from core.inspecting.likeness import same_vocabulary
 from core.loading import resolve_device
-from core.loading.default import hub_id
 from core.loading.hub import cached
+from core.loading.pair import hub_id
 from core.progress import in_bytes
 from core.settings import POCKET_NAME
 

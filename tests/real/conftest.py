@@ -16,9 +16,8 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent), str(Path(__file__).parents[1] / "core")]
 
 from core.loading import find_folder, load_model, load_pair  # noqa: E402
-from core.loading.default import smollm2_file  # noqa: E402
 from core.loading.model import Model  # noqa: E402
-from core.loading.pair import Pair  # noqa: E402
+from core.loading.pair import Pair, smollm2_file  # noqa: E402
 from core.settings import SMOLLM2_NAME, Settings  # noqa: E402
 
 DRAFT_LAYERS = 4

@@ -22,8 +22,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from core.runners import PREFILL_CHUNK
 from core.runners.architecture import why_not_family
-from core.runners.int4 import group_for
-from core.runners.products import has_blocks
+from core.runners.products import group_for, has_blocks
 
 NF4_BLOCK, SCALE_BLOCK = 64, 256
 """Weights that share a scale, and scales that share a scale, in bitsandbytes' double quantisation."""

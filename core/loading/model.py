@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
 from core.runners.architecture import FusedNetwork, why_not
-from core.runners.check import unlike
-from core.runners.dynamic import DynamicRunner
+from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner
 from core.runners.graph import why_not as why_not_graph

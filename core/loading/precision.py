@@ -23,7 +23,7 @@ from torch import Tensor
 
 from core.errors import UserError
 from core.runners.architecture import why_not_family
-from core.runners.int4 import group_for
+from core.runners.products import group_for
 from core.settings import SPECS
 
 POCKET = Path(__file__).parent.parent.parent / "assets" / "pocket"

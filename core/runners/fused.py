@@ -18,7 +18,7 @@ from torch import Tensor
 from core.clock import timed_pass
 from core.runners.architecture import Attending, FusedNetwork, Norm
 from core.runners.features import Features
-from core.runners.masks import tree_depths, tree_visible
+from core.runners.host import tree_depths, tree_visible
 
 KEPT_ROWS = 32
 """Passes over more rows are prefill: what they need is made anew."""

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, StaticLayer
 
-from core.runners.host import ids_on, moved
-from core.runners.masks import mask_by_kind, tree_depths, tree_visible
+from core.runners.host import ids_on, mask_by_kind, moved, tree_depths, tree_visible
 
 SHORTEST_REACH = 256
 

@@ -6,8 +6,7 @@ from tiny import KINDS, VOCABULARY, random_model, target_of, target_runner
 
 from core.loading.model import Model
 from core.runners import fused, static_cache
-from core.runners.check import unlike
-from core.runners.dynamic import DynamicRunner
+from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
 from core.runners.graph import why_not_static
 

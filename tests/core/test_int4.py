@@ -13,8 +13,7 @@ from core.loading.precision import choose_format
 from core.records import Settings
 from core.runners.architecture import FusedNetwork
 from core.runners.fused import FusedRunner
-from core.runners.int4 import Int4, dequantise, group_for, quantise
-from core.runners.products import Share, fuse
+from core.runners.products import Int4, Share, dequantise, fuse, group_for, quantise
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}

@@ -23,9 +23,9 @@ from core.errors import Cancelled, UserError
 from core.heads import HeadNetwork
 from core.loading.model import Model
 from core.progress import Stop, never
+from core.training import config_for, frequent_ids, new_head
 from core.training.dialogues import BLOCK, Dialogue, write_block
 from core.training.pool import Batch, Entry, Pool, grouped
-from core.training.start import config_for, frequent_ids, new_head
 from core.training.unroll import agreement, loss_of
 
 STEPS = 3

@@ -14,12 +14,11 @@ from core.heads.checkpoint import describe_head, load_weights
 from core.loading import load_model
 from core.loading.model import Model
 from core.progress import never
-from core.training import loop
+from core.training import aux_layers, config_for, frequent_ids, loop, new_head
 from core.training.dialogues import BLOCK, Dialogue, draw, sample, user_turn, write_block
 from core.training.export import export
 from core.training.loop import Plan, Trainer
 from core.training.pool import KEPT, Batch, Pool, grouped
-from core.training.start import aux_layers, config_for, frequent_ids, new_head
 from core.training.unroll import CrossEntropy, Unroll, agreement, loss_of, rows_that_count
 
 CHAT = (

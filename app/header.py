@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from core.progress import in_bytes
-from core.records import POCKET_NAME, Settings
+from core.settings import POCKET_NAME, Settings
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from core.cli import flag
 from core.drafting.tree import parse_shape
 from core.errors import UserError
-from core.settings import POCKET_NAME, SPECS, Settings, flag
+from core.settings import POCKET_NAME, SPECS, Settings
 
 ON_PAGE = {name: spec for name, spec in SPECS.items() if spec.on_page}
 CONTROLS = tuple(sorted(ON_PAGE, key=lambda name: ON_PAGE[name].of_models))

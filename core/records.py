@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Literal
 
-from core.settings import METHODS, POCKET_NAME, PRECISIONS, Method, Settings  # noqa: F401  (settings are of a run)
+from core.settings import Settings
 
 SCHEMA = 1
 

@@ -7,7 +7,6 @@ from here. A new setting is a field of `Settings`, a new method or precision an 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -372,52 +371,3 @@ def check(settings: Settings) -> None:
     """Raise UserError, one sentence, for the first setting outside its limits."""
     for name, spec in SPECS.items():
         spec.read(getattr(settings, name))
-
-
-LONGEST_PROMPT = 100_000
-"""Bytes of a prompt that every system takes as one argument; Linux ends at 128 KiB."""
-
-
-def command(settings: Settings, prompt: str) -> str:
-    """The line `python -m core generate …` that makes these settings and this prompt, quoted for a POSIX shell;
-    options that stand at their default are left out.
-
-    Raises UserError where a command line cannot carry the prompt.
-    """
-    return shlex.join(["python", "-m", "core", "generate", *arguments(settings, prompt)])
-
-
-def arguments(settings: Settings, prompt: str) -> list[str]:
-    """What follows `generate`: the parser of core.cli makes the same settings of it."""
-    words: list[str] = []
-    for name, spec in SPECS.items():
-        value = getattr(settings, name)
-        if name == "target" and value is None:
-            value = POCKET_NAME  # without a name, a command takes the machine's default pair
-        # The default method depends on whether there is a draft, so it is always named.
-        if value == spec.default and name != "method":
-            continue
-        words += [flag(name)] if value is True else _option(flag(name), str(value))
-    return words + _option("--prompt", _carried(prompt))
-
-
-def flag(name: str) -> str:
-    """A setting's option on the command line."""
-    return "--" + name.replace("_", "-")
-
-
-def _option(name: str, value: str) -> list[str]:
-    """A value that begins with a dash would be read as an option of its own."""
-    return [f"{name}={value}"] if value.startswith("-") else [name, value]
-
-
-def _carried(prompt: str) -> str:
-    try:
-        size = len(prompt.encode())
-    except UnicodeEncodeError:
-        size = 0
-    if not size or "\0" in prompt:
-        raise UserError("A command line cannot carry this prompt; save it in a file and use --prompt-file.")
-    if size > LONGEST_PROMPT:
-        raise UserError(f"The prompt is too long for a command line ({size:,} bytes); use --prompt-file.")
-    return prompt

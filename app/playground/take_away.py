@@ -31,9 +31,9 @@ from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_page
+from core.cli import command
 from core.errors import UserError
 from core.records import Run, Settings, Token, depths
-from core.settings import command
 
 SCRIPT = "playground/take_away.js"
 TELL_SETTINGS = "(...values) => { document.dispatchEvent(new CustomEvent('settings-changed', { detail: values })); }"

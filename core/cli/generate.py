@@ -7,10 +7,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from core.cli.shared import (
+from core.cli import (
     Commands,
     add_decoding_settings,
+    add_json,
     add_model_settings,
+    open_pair,
     positive,
     read_json,
     read_text,
@@ -19,7 +21,6 @@ from core.cli.shared import (
     write_json,
 )
 from core.errors import UserError
-from core.progress import console
 from core.records import run_from_dict
 from core.settings import SPECS, Settings
 
@@ -33,7 +34,7 @@ def add(commands: Commands) -> None:
     prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")
     prompt.add_argument("--repeat", metavar="F", help="a run document: the same run again; status 1 if it is another")
     generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, one JSON line each")
-    generate.add_argument("--json", metavar="F", help="write the run document to F; - for standard output")
+    add_json(generate, "run document")
     generate.set_defaults(run=run_generate)
 
 
@@ -48,11 +49,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
 def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
     from core.lanes import open_lane
-    from core.loading import load_pair
 
     prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
     to_stdout = arguments.json == "-"
-    pair = load_pair(settings, console())
+    pair = open_pair(settings)
     if arguments.samples is not None:
         for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
             with open_lane(pair, prompt, replace(settings, seed=seed)) as lane:
@@ -76,7 +76,6 @@ def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
 def repeat_runs(path: str, output: str | None) -> int:
     """Repeat the run, or every run of the race, in a document; the exit status: 0 identical, 1 different."""
     from core.lanes import other_surroundings, repeat
-    from core.loading import load_pair
 
     document = read_json(path)
     several = isinstance(document, dict) and isinstance(document.get("runs"), list)
@@ -88,7 +87,7 @@ def repeat_runs(path: str, output: str | None) -> int:
     for then in runs:
         models = [getattr(then.settings, name) for name, spec in SPECS.items() if spec.of_models]
         if pair is None or models != loaded:
-            pair, loaded = load_pair(then.settings, console()), models
+            pair, loaded = open_pair(then.settings), models
         for other in other_surroundings(pair, then):
             say(f"Not as it was: {other}.")
         now, difference = repeat(pair, then)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from core.cli.shared import Commands, add_model_settings, add_settings, settings_of, write_json
+from core.cli import Commands, add_json, add_model_settings, add_settings, settings_of, tell
 from core.progress import in_bytes
 from core.settings import POCKET_NAME
 
@@ -17,11 +17,11 @@ def add(commands: Commands) -> None:
     inspect.add_argument("--context", "--max-new-tokens", type=int, default=2048, metavar="N", help=tokens)
     like = "also predict a GPU that is not here: its name, or '12 GB, 504 GB/s, 58 TFLOPS'"
     inspect.add_argument("--device-like", metavar="GPU", help=like)
-    inspect.add_argument("--json", metavar="F", help="write the inspection to F; - for standard output")
+    add_json(inspect, "inspection")
     inspect.set_defaults(run=run_inspect)
     pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
     add_settings(pairs, "device", "precision")
-    pairs.add_argument("--json", metavar="F", help="write the catalogue to F; - for standard output")
+    add_json(pairs, "catalogue")
     pairs.add_argument("--clear-cache", action="store_true", help="remove what was converted from GGUF files")
     pairs.set_defaults(run=run_pairs)
 
@@ -39,12 +39,11 @@ def run_inspect(arguments: argparse.Namespace) -> None:
     )
     drafts = drafts_for(settings.target or POCKET_NAME, **given)
     predicted = like and predict_on(like, found.target.name, found.draft and found.draft.name, arguments.context)
-    if arguments.json != "-":
-        print(inspection_card(found, drafts))
-        print(f"\n{prediction_card(predicted)}" if predicted else "", end="\n" if predicted else "")
-    if arguments.json:
-        document = {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]}
-        write_json(arguments.json, document | ({"device_like": predicted.to_dict()} if predicted else {}))
+    words, document = inspection_card(found, drafts), {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]}
+    if predicted:
+        words += f"\n\n{prediction_card(predicted)}"
+        document["device_like"] = predicted.to_dict()
+    tell(words, document, arguments.json)
 
 
 def run_pairs(arguments: argparse.Namespace) -> None:
@@ -56,9 +55,7 @@ def run_pairs(arguments: argparse.Namespace) -> None:
         return
     settings = settings_of(arguments)
     found = offers(settings.device, settings.precision)
-    if arguments.json != "-":
-        print(offers_table(found))
-        if size := cache_size():
-            print(f"Converted from GGUF files: {in_bytes(size)} in {cache_folder()}; --clear-cache removes it.")
-    if arguments.json:
-        write_json(arguments.json, offers_document(found))
+    words = offers_table(found)
+    if size := cache_size():
+        words += f"\nConverted from GGUF files: {in_bytes(size)} in {cache_folder()}; --clear-cache removes it."
+    tell(words, offers_document(found), arguments.json)

@@ -4,22 +4,29 @@ model's weights costs in quality (perplexity)."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from core.cli.shared import (
+from core.cli import (
     Commands,
     add_decoding_settings,
+    add_json,
     add_model_settings,
     numbers,
+    open_pair,
     positive,
     read_text,
     say,
     settings_of,
-    write_json,
+    tell,
 )
 from core.errors import UserError
-from core.progress import console
-from core.settings import METHODS, POCKET_NAME, SPECS
+from core.settings import METHODS, POCKET_NAME, SPECS, Settings
+
+if TYPE_CHECKING:
+    from core.loading.pair import Pair
+    from core.text import Prompt
 
 
 def add(commands: Commands) -> None:
@@ -32,7 +39,7 @@ def add(commands: Commands) -> None:
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
     bench.add_argument("--repeats", type=int, default=3, metavar="R")
     bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
-    bench.add_argument("--json", metavar="F", help="write the bench document to F; - for standard output")
+    add_json(bench, "bench document")
     bench.set_defaults(run=run_bench)
     sweep = commands.add_parser("sweep", help="find the draft length that suits this pair and machine")
     add_model_settings(sweep)
@@ -41,23 +48,22 @@ def add(commands: Commands) -> None:
     sweep.add_argument("--temperatures", default="0,1", metavar="T,T", help="in place of --temperature")
     sweep.add_argument("--prompts", metavar="F", help="as for bench; without it, one bundled prompt of each kind")
     sweep.add_argument("--repeats", type=int, default=1, metavar="R")
-    sweep.add_argument("--json", metavar="F", help="write the sweep document to F; - for standard output")
+    add_json(sweep, "sweep document")
     sweep.set_defaults(run=run_sweep)
     quality = commands.add_parser("perplexity", help="how well a model foretells a text in each precision")
     add_model_settings(quality)
     quality.add_argument("--precisions", default="bf16,nf4,int4", metavar="P,P", help="in place of --precision")
     quality.add_argument("--text", metavar="F", help="a UTF-8 text file; without it, the bundled prompts")
-    quality.add_argument("--json", metavar="F", help="write the document to F; - for standard output")
+    add_json(quality, "document")
     quality.set_defaults(run=run_perplexity)
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
-    from core.loading import find_file, load_pair
+    from core.loading import find_file
     from core.measuring.bench import bench as measure
     from core.measuring.bench import contexts_of, growth
     from core.measuring.peers import llama_peers, transformers_peers
     from core.measuring.report import table
-    from core.text import answers_messages, read_prompts
 
     against = [name.strip() for name in (arguments.against or "").split(",") if name.strip()]
     if unknown := [name for name in against if name not in ("transformers", "llama.cpp")]:
@@ -65,22 +71,18 @@ def run_bench(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     methods = arguments.methods or f"plain,{settings.method}"
     names = [SPECS["method"].read(name.strip()) for name in methods.split(",")]
-    own = read_prompts(arguments.prompts) if arguments.prompts else None
-    pair = load_pair(settings, console())
+    pair, prompts = open_with_prompts(settings, arguments.prompts)
     file = find_file(settings.target)
     gguf = arguments.gguf or (str(file) if file else None)
     peers = transformers_peers(pair) if "transformers" in against else {}
     peers |= llama_peers(pair, gguf) if "llama.cpp" in against else {}
-    prompts = [prompt.text for prompt in own or read_prompts(chat=answers_messages(pair.target, settings))]
     variants = {name: replace(settings, method=name) for name in names}
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
-    document = measure(pair, prompts, variants, positive(arguments.repeats, "--repeats"), peers, say)
+    texts = [prompt.text for prompt in prompts]
+    document = measure(pair, texts, variants, positive(arguments.repeats, "--repeats"), peers, say)
     if contexts:
         document["growth"] = growth(pair, variants, contexts, say)
-    if arguments.json != "-":
-        print(table(document))
-    if arguments.json:
-        write_json(arguments.json, document)
+    tell(table(document), document, arguments.json)
 
 
 def run_perplexity(arguments: argparse.Namespace) -> None:
@@ -92,31 +94,34 @@ def run_perplexity(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     name = settings.target or POCKET_NAME
     document = compare_precisions(name, text, precisions, settings.device, settings.revision, say)
-    if arguments.json != "-":
-        print(perplexity_table(document))
-    if arguments.json:
-        write_json(arguments.json, document)
+    tell(perplexity_table(document), document, arguments.json)
 
 
 def run_sweep(arguments: argparse.Namespace) -> None:
-    from core.loading import load_pair
     from core.measuring.report import report
     from core.measuring.sweep import finish as measure
     from core.measuring.sweep import sweep as steps
-    from core.text import answers_messages, one_of_each_kind, read_prompts
+    from core.text import one_of_each_kind
 
     settings = settings_of(arguments)
     lengths = numbers(arguments.draft_lengths, "--draft-lengths", int)
     temperatures = numbers(arguments.temperatures, "--temperatures", float)
     repeats = positive(arguments.repeats, "--repeats")
-    own = read_prompts(arguments.prompts) if arguments.prompts else None
-    pair = load_pair(settings, console())
-    prompts = own or one_of_each_kind(read_prompts(chat=answers_messages(pair.target, settings)))
+    pair, prompts = open_with_prompts(settings, arguments.prompts, one_of_each_kind)
     document = measure(
         steps(pair, prompts, settings, lengths, temperatures, repeats),
         lambda step: say(f"{step.done} of {step.total}: {step.label}"),
     )
-    if arguments.json != "-":
-        print(report(document))
-    if arguments.json:
-        write_json(arguments.json, document)
+    tell(report(document), document, arguments.json)
+
+
+def open_with_prompts(
+    settings: Settings, path: str | None, some_of: Callable[[list[Prompt]], list[Prompt]] = list
+) -> tuple[Pair, list[Prompt]]:
+    """The pair, and the prompts of a file, which is read first; without one, of the bundled prompts that suit the
+    target those that `some_of` takes."""
+    from core.text import answers_messages, read_prompts
+
+    own = read_prompts(path) if path else None
+    pair = open_pair(settings)
+    return pair, own or some_of(read_prompts(chat=answers_messages(pair.target, settings)))

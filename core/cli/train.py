@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from core.cli.shared import Commands, add_settings, positive, say, settings_of
+from core.cli import Commands, add_settings, positive, say, settings_of
 from core.errors import UserError
 from core.progress import Stop, console
 from core.settings import POCKET_NAME

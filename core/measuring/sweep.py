@@ -20,8 +20,8 @@ from core.lanes import describe_environment, open_lane
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
-from core.records import SCHEMA, Method, Run, Settings, Spread, accepted_by_position, summarise
-from core.settings import LONGEST_DRAFT
+from core.records import SCHEMA, Run, Spread, accepted_by_position, summarise
+from core.settings import LONGEST_DRAFT, Method, Settings
 from core.text import Prompt
 
 SWEEPABLE: tuple[Method, ...] = ("draft", "early-exit", "ngram", "ngram+draft")

@@ -14,11 +14,12 @@ from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.lanes import open_lane
 from core.measuring.bench import copy_bandwidth
-from core.records import METHODS, Settings, first_divergence
+from core.records import first_divergence
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, why_not
 from core.runners.host import ids_on
 from core.sampling import Sampling, Uniforms
+from core.settings import METHODS, Settings
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from opened import finished_race
 from app.history.run_file import read_run_file
 from app.playground.take_away import COLUMNS, FORMULA, command_of, export, harmless
 from app.serving.visit import Visit
-from core.cli import parser
-from core.cli.shared import settings_of
+from core.__main__ import parser
+from core.cli import settings_of
 from core.errors import UserError
 from core.records import Settings
 

@@ -23,10 +23,10 @@ from app.serving.device import Device
 from app.settings import CONTROLS, settings_from, start_of
 from app.sidebar import control, sidebar
 from app.sidebar.picker import Picker
-from core.cli import parser
-from core.cli.shared import settings_of
+from core.__main__ import parser
+from core.cli import command, settings_of
 from core.errors import UserError
-from core.settings import SPECS, Settings, Spec, command
+from core.settings import SPECS, Settings, Spec
 
 OWN = {"tree": "3x2", "target": "owner/large", "draft": "owner/small", "revision": "v2", "system": "Be brief."}
 """Texts that mean something; every other setting finds a value by itself."""

@@ -16,8 +16,8 @@ import pytest
 from driving import free_port, open_tab, run_to_end, set_number, status
 from test_hostile import HOSTILE
 
-from core.cli import parser
-from core.cli.shared import settings_of
+from core.__main__ import parser
+from core.cli import settings_of
 
 CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 SHOWN = "document.querySelector('.race').race.documents"

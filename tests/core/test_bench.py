@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core import decoding
-from core.cli import main
+from core.__main__ import main
 from core.clock import PassTimer
 from core.costs.rounds import RoundCosts, expected_tokens, promise
 from core.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import make_tokenizer, random_model
 
-from core.cli import main
+from core.__main__ import main
 from core.errors import UserError
 from core.loading import load_model
 from core.records import Settings

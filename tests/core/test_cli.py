@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import CONTEXT, random_model
 
-from core.cli import main
+from core.__main__ import main
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 METHODS = ("plain", "draft", "ngram", "ngram+draft", "early-exit", "tree")

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.cli import parser
-from core.cli.shared import settings_of
+from core.__main__ import parser
+from core.cli import arguments_of, command, settings_of
 from core.errors import UserError
-from core.records import METHODS, Settings
-from core.settings import arguments, command
+from core.settings import METHODS, Settings
 
 names = st.none() | st.sampled_from(["Qwen/Qwen3-4B", "/models/my model", "-odd", "it's"])
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
@@ -57,7 +56,7 @@ def test_a_shell_hands_the_words_over_unchanged():
     line = command(Settings(), prompt).replace("python -m core", f"{shlex.quote(sys.executable)} -c 'import sys; "
         "print(sys.argv[1:])'")  # fmt: skip
     shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == repr(["generate", *arguments(Settings(), prompt)])
+    assert shown.strip() == repr(["generate", *arguments_of(Settings(), prompt)])
 
 
 def test_defaults_are_left_out():

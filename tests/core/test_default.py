@@ -5,12 +5,13 @@ import importlib.machinery
 import pytest
 from written_gguf import LAYERS, write_gguf
 
+from core.cli import command
 from core.errors import UserError
 from core.inspecting.files import preview
 from core.loading import find_folder, load_pair, pair
 from core.loading.conversion import convert
 from core.loading.pair import SMOLLM2_ID, SMOLLM2_LABEL, SMOLLM2_REVISION, at_hand, choose_method, choose_target
-from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings, command
+from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, dequantize
 from transformers import AutoModelForCausalLM
 from written_gguf import HALVES, HEADS, LAYERS, WIDTH, make_network, permuted, random_blocks, write_gguf
 
-from core.cli import main
+from core.__main__ import main
 from core.errors import Cancelled, UserError
 from core.inspecting.files import preview
 from core.lanes import open_lane, race

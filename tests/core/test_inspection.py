@@ -14,7 +14,7 @@ from tiny import PADDED, make_tokenizer, random_model
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from core import inspecting as inspection
-from core.cli import main
+from core.__main__ import main
 from core.errors import UserError
 from core.inspecting import inspect_pair
 from core.inspecting.devices import predict

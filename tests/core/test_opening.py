@@ -6,7 +6,7 @@ import pytest
 
 from app.history.run_file import read_run_file
 from core.lanes import open_lane
-from core.records import METHODS, Settings
+from core.settings import METHODS, Settings
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 

@@ -101,7 +101,7 @@ def test_what_cannot_be_is_a_sentence(pair, settings, changes, sentence):
         stream(pair, PROMPT, replace(settings, **changes))
 
 
-@pytest.mark.parametrize("code", ["import core", "import core.cli; core.cli.parser().format_help()"])
+@pytest.mark.parametrize("code", ["import core", "import core.__main__ as command; command.parser().format_help()"])
 def test_it_is_there_at_once(code):
     """torch and transformers take seconds; whoever only asks for names or help does not wait for them."""
     heavy = "[name for name in ('torch', 'transformers', 'numpy', 'pydantic', 'gradio') if name in sys.modules]"

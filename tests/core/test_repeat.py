@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from core.cli import main
+from core.__main__ import main
 from core.costs import CostTable
 from core.errors import UserError
 from core.lanes import open_lane, other_surroundings, repeat
-from core.records import METHODS, Settings, run_from_dict
+from core.records import run_from_dict
+from core.settings import METHODS, Settings
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from core.cli import main
+from core.__main__ import main
 from core.costs import CURVE, describe_costs
 from core.costs.rounds import RoundCosts, leviathan, rule_of_thumb
 from core.errors import UserError

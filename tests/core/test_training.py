@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import random_model
 
-from core.cli import main
+from core.__main__ import main
 from core.errors import UserError
 from core.heads.checkpoint import describe_head, load_weights
 from core.loading import load_model

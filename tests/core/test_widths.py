@@ -7,7 +7,7 @@ from core.errors import UserError
 from core.explaining.lossless import LawCheck, check_law
 from core.lanes import open_lane
 from core.loading import load_pair
-from core.records import METHODS, Settings
+from core.settings import METHODS, Settings
 
 EXTRA = "<extra>"
 PROMPT = f"the quick {EXTRA} brown fox jumps over the lazy dog and the quick {EXTRA}"

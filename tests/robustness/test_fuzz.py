@@ -31,7 +31,7 @@ from app.serving.turns import OUR_FAULT
 from app.settings import CONTROLS, settings_from
 from app.tokens import Reader
 from core.errors import UserError
-from core.records import METHODS, Settings
+from core.settings import METHODS, Settings
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 fuzzed = settings(

@@ -40,8 +40,7 @@ from core.loading.memory import (
     workspace_bytes,
 )
 from core.loading.pair import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
-from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
-from core.loading.weights import packed_for_cpu
+from core.loading.precision import POCKET, Format, choose_format, packed_for_cpu, quantisation_of, refuse_int4
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]

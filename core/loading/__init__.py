@@ -33,8 +33,18 @@ from core.loading.pair import (
     smollm2_file,
     translate,
 )
-from core.loading.precision import POCKET, Format, choose_format, quantisation_of, refuse_int4
-from core.loading.weights import Placement, load_network, packed_for_cpu, placed, tensor_bytes
+from core.loading.precision import (
+    POCKET,
+    Format,
+    Placement,
+    choose_format,
+    load_network,
+    packed_for_cpu,
+    placed,
+    quantisation_of,
+    refuse_int4,
+    tensor_bytes,
+)
 from core.progress import Progress, Stop, in_bytes, never, silent
 from core.settings import POCKET_NAME, SMOLLM2_NAME, SPECS, Settings
 

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from core.errors import UserError
 from core.lanes import open_lane
 from core.loading import load_model, load_pair, precision
-from core.loading.precision import choose_format
-from core.loading.weights import placed
+from core.loading.precision import choose_format, placed
 from core.records import Settings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

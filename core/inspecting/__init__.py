@@ -16,8 +16,7 @@ from core.errors import UserError
 from core.inspecting.catalogue import find_pair, heads_for
 from core.inspecting.devices import Prediction, predict
 from core.inspecting.files import Sized, preview, size_up
-from core.inspecting.heads import SizedHead, compare_head, preview_head, size_up_head
-from core.inspecting.likeness import Likeness, compare_vocabularies
+from core.inspecting.likeness import Likeness, SizedHead, compare_head, compare_vocabularies, preview_head, size_up_head
 from core.loading import resolve_device
 from core.loading.memory import free_memory
 from core.progress import in_bytes

@@ -22,7 +22,7 @@ import torch
 from core.costs.rounds import RoundCosts, best_length, expected_tokens, leviathan
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
-from core.inspecting.heads import SizedHead
+from core.inspecting.likeness import SizedHead
 from core.progress import in_bytes
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"

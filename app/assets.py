@@ -1,4 +1,4 @@
-"""What the page is made of beside Python: templates, sheets, and scripts as ES modules.
+"""What the page is made of beside Python: templates, sheets, scripts as ES modules; and the theme beneath the sheets.
 
 The running page fetches each module by itself, under an address that changes with any of them: a browser keeps them for
 good and asks for none twice. A page without a server gets the same modules as one script.
@@ -12,6 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
+from gradio.themes import Base
+from gradio.themes.utils import colors, fonts, sizes
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -111,3 +113,103 @@ def _function(module: str, names: dict[str, str]) -> str:
         raise ValueError(f"{module} imports or exports in a form that cannot be put into one script")
     heads = [f"const {{ {', '.join(found)} }} = {names[path]};\n" for path, found in imports.items()]
     return f"(() => {{\n{''.join(heads)}{body}return {{ {', '.join(exports)} }};\n}})()"
+
+
+INK = colors.Color(
+    name="ink",
+    c50="#fafaf9",
+    c100="#f4f4f3",
+    c200="#e5e5e3",
+    c300="#d3d3d0",
+    c400="#9c9c98",
+    c500="#71716d",
+    c600="#545450",
+    c700="#3a3a37",
+    c800="#262624",
+    c900="#1a1a19",
+    c950="#121211",
+)
+ACCENT = colors.Color(
+    name="accent",
+    c50="#f3f1fd",
+    c100="#e8e4fb",
+    c200="#d3ccf7",
+    c300="#b4a8f0",
+    c400="#9382e6",
+    c500="#7560d8",
+    c600="#5f48c6",
+    c700="#4f3aa8",
+    c800="#423289",
+    c900="#372b6e",
+    c950="#211945",
+)
+
+
+def theme() -> Base:
+    """Colours and type: neutral surfaces, one accent; colour is left to what became of a token. Fonts are the ones
+    Gradio itself serves, in the two weights that it serves whole: no other host is asked."""
+    return Base(
+        primary_hue=ACCENT,
+        secondary_hue=ACCENT,
+        neutral_hue=INK,
+        text_size=sizes.text_sm,
+        spacing_size=sizes.spacing_sm,
+        radius_size=sizes.radius_sm,
+        font=[fonts.LocalFont("IBM Plex Sans", weights=(400, 700)), "system-ui", "sans-serif"],
+        font_mono=[fonts.LocalFont("IBM Plex Mono", weights=(400, 700)), "ui-monospace", "monospace"],
+    ).set(
+        body_background_fill="*neutral_50",
+        body_background_fill_dark="*neutral_950",
+        body_text_color="*neutral_900",
+        body_text_color_dark="*neutral_100",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="#a9a9a4",
+        background_fill_primary="white",
+        background_fill_primary_dark="*neutral_900",
+        background_fill_secondary="*neutral_50",
+        background_fill_secondary_dark="*neutral_950",
+        block_background_fill="transparent",
+        block_background_fill_dark="transparent",
+        block_border_width="0px",
+        block_shadow="none",
+        block_label_background_fill="transparent",
+        block_title_text_weight="400",
+        block_title_text_color="*neutral_900",
+        block_title_text_color_dark="*neutral_100",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="#a9a9a4",
+        input_background_fill="white",
+        input_background_fill_dark="*neutral_900",
+        input_border_color="*neutral_300",
+        input_border_color_dark="*neutral_700",
+        input_border_width="1px",
+        border_color_primary="*neutral_200",
+        border_color_primary_dark="*neutral_800",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_500",
+        button_primary_text_color="white",
+        button_secondary_background_fill="white",
+        button_secondary_background_fill_dark="*neutral_900",
+        button_secondary_background_fill_hover="*neutral_100",
+        button_secondary_background_fill_hover_dark="*neutral_800",
+        button_secondary_border_color="*neutral_300",
+        button_secondary_border_color_dark="*neutral_700",
+        button_border_width="1px",
+        button_large_text_weight="400",
+        button_large_text_size="14px",
+        button_large_padding="6px 14px",
+        button_large_radius="6px",
+        form_gap_width="0px",
+        container_radius="8px",
+        input_radius="6px",
+        layout_gap="10px",
+        section_header_text_weight="700",
+        button_primary_border_color="transparent",
+        button_primary_shadow="none",
+        shadow_drop="none",
+        shadow_drop_lg="none",
+        slider_color="*primary_600",
+        slider_color_dark="*primary_400",
+    )

@@ -11,7 +11,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from app.api import offer_generate
-from app.assets import asset, preloads, route
+from app.assets import asset, preloads, route, theme
 from app.compare import Compare
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
@@ -28,7 +28,6 @@ from app.serving.visit import Visit
 from app.settings import PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar import sidebar
 from app.sidebar.picker import Picker
-from app.theme import theme
 from app.tokens import STYLES as RACE_STYLES
 from app.tune import Tune
 from core.errors import UserError

@@ -42,7 +42,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("colour", sorted({*COLOURS.values(), *(style.colour for style in SERIES)}))
 def test_one_figure_serves_both_themes(colour):
-    """WCAG asks 3 : 1 for what is drawn; surfaces are those of app/theme.py."""
+    """WCAG asks 3 : 1 for what is drawn; surfaces are those of the theme (app/assets.py)."""
     for surface in ("#fafaf9", "#ffffff", "#121211", "#1a1a19"):
         light, dark = sorted((luminance(colour), luminance(surface)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3, (colour, surface)

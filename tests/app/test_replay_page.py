@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from fakes import FakeEngine
 
-from app.assets import asset
+from app.assets import asset, theme
 from app.playground.race import queued_race
 from app.serving.device import Device
-from app.theme import theme
 from app.tokens import Reader
 from app.tokens.replay import lanes_of, replay_events, replay_page, replay_value
 from core.records import SCHEMA, Run, Settings

@@ -28,8 +28,8 @@ from app.serving.turns import Event, Stop, guarded, sentence, with_pair
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, prompt_text, settings_from
 from core.errors import UserError
+from core.explaining import trace_round
 from core.explaining.lossless import Progress
-from core.explaining.trace import trace_round
 from core.explaining.traffic import run_traffic
 from core.progress import never
 from core.records import Run, Settings

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 from app.tokens.markup import chip, milliseconds, paragraph, plural, probability, quoted, shape, table, token_chip
-from core.explaining.trace import RoundTrace, TracedTensor, drafted_by_model
+from core.explaining import RoundTrace, TracedTensor, drafted_by_model
 from core.explaining.traffic import cost_table
 from core.loading.geometry import Geometry
 from core.records import Candidate, Round, Run, Token, depths

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.explain.one_pass import cache_bars, draft_step, mask_figure, of_trace, pass_step, rows_step, shapes, triangle
 from app.tokens.markup import HIDDEN, chip, named, paragraph, plural, probability, table, token_chip
-from core.explaining.trace import RoundTrace, drafted_by_model, trace_round
+from core.explaining import RoundTrace, drafted_by_model, trace_round
 from core.loading.geometry import Geometry
 from core.records import Round, Run, Token
 

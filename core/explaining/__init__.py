@@ -1,1 +1,271 @@
-"""What a run can tell about itself: its tensors, the bytes it read, when it would not pay, whether it is lossless."""
+"""What a run can tell about itself: its tensors, the bytes it read, when it would not pay, whether it is lossless.
+
+Here the tensor trace: what one round really computed, with the shapes it had. Plain data from a run document.
+
+A round feeds the newest token and the k drafted ones behind L cached tokens. Without a cache the same pass would feed
+all L + k + 1: `RoundTrace.uncached` has those shapes beside the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from core.errors import UserError
+from core.loading.geometry import Geometry
+from core.records import CacheLengths, Round, Run, branches, depths
+
+Stage = Literal["in", "layer", "out"]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTensor:
+    """`stage`: before, inside (every layer alike) or after the layers. `stored` is False where the kernel computes the
+    tensor piece by piece and never holds it whole, or does without it."""
+
+    stage: Stage
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    meaning: str
+    stored: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsRow:
+    """A row of the round's logits [k+1, vocab]: the target's law after drafted token `after` (None: after the newest
+    token), which judges the drafted tokens `judges`; where it judges none, it gives the bonus token if it is reached.
+    `visible`: the fed tokens it attends to beside the whole cache, as columns of the mask (0: the newest token)."""
+
+    row: int
+    after: int | None
+    judges: tuple[int, ...]
+    visible: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrace:
+    """One round: `committed` tokens of text before it, of which the target's cache holds all but the newest.
+    `draft_cache` is None where the drafter has none of its own or its length is not known."""
+
+    index: int
+    committed: int
+    fed: int
+    rows: tuple[LogitsRow, ...]
+    target_cache: CacheLengths
+    draft_cache: CacheLengths | None
+    tensors: tuple[TracedTensor, ...]
+    uncached: tuple[TracedTensor, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def trace_round(run: Run, index: int) -> RoundTrace:
+    """Trace round `index` of a run. Raises UserError where there is no such round."""
+    if not 0 <= index < len(run.rounds):
+        raise UserError(f"This run has {len(run.rounds):,} rounds, counted from 0; there is no round {index}.")
+    if not run.prompt_ids:
+        raise UserError("This run's document has no prompt tokens, so its passes cannot be traced.")
+    round_ = run.rounds[index]
+    target, draft = round_.target_cache, round_.draft_cache
+    if target is None:
+        target, draft = replayed_target_cache(run, index), replayed_draft_cache(run, index)
+    fed = target.fullest - target.before
+    return RoundTrace(
+        index=index,
+        committed=target.before + 1,
+        fed=fed,
+        rows=logits_rows([token.parent for token in round_.drafted]),
+        target_cache=target,
+        draft_cache=draft,
+        tensors=_tensors(run, target.before, fed, branches(round_)),
+        uncached=_tensors(run, 0, target.fullest, branches(round_)),
+    )
+
+
+def _tensors(run: Run, cached: int, fed: int, tree: bool) -> tuple[TracedTensor, ...]:
+    """A pass of the run's target, with the padding of its vocabulary cut off; nothing where the document does not
+    tell how the target is built."""
+    target = _target(run)
+    geometry = Geometry.of(target.get("geometry"))
+    if geometry is None:
+        return ()
+    real = target.get("vocab_size")
+    vocabulary = real if isinstance(real, int) else geometry.vocabulary
+    surplus = geometry.vocabulary - vocabulary
+    cut = f"without {surplus:,} rows of padding" if surplus else "nothing of it is padding"
+    kept = TracedTensor("out", "rows to judge by", (fed, vocabulary), geometry.dtype, cut)
+    return (*trace_pass(geometry, cached, fed, tree), kept)
+
+
+def logits_rows(parents: Sequence[int | None]) -> tuple[LogitsRow, ...]:
+    """Which row judges which drafted token: the row after a token's parent. Row 0 stands after the newest token."""
+    rows = [LogitsRow(0, None, _children(parents, None), (0,))]
+    for i, parent in enumerate(parents):
+        above = rows[0 if parent is None else parent + 1].visible
+        rows.append(LogitsRow(i + 1, i, _children(parents, i), (*above, i + 1)))
+    return tuple(rows)
+
+
+def _children(parents: Sequence[int | None], node: int | None) -> tuple[int, ...]:
+    return tuple(i for i, parent in enumerate(parents) if parent == node)
+
+
+def trace_pass(geometry: Geometry, cached: int, fed: int, tree: bool = False) -> Iterator[TracedTensor]:
+    """The tensors of a target pass over `fed` tokens behind `cached` ones, in the order they are made."""
+    return (_fused_pass if geometry.runner == "fused" else _pass)(geometry, cached, fed, tree)
+
+
+def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
+    """transformers' own forward: a batch dimension of 1 first. On captured passes the cache has a fixed reach."""
+    n, total, d = fed, cached + fed, g.dtype
+    static = g.runner == "graph"
+    if static:
+        total = reach(total, g.longest)
+    yield TracedTensor("in", "token ids", (1, n), "int64", "the tokens that are fed")
+    yield TracedTensor("in", "embedding", (1, n, g.width), d, "a row of the embedding table for each")
+    if g.position_table:
+        yield TracedTensor("in", "positions", (1, n, g.width), d, "a row of the position table, added to it")
+    for p in _of(g, "in"):
+        yield TracedTensor("layer", p.name, (1, n, p.out), d, _projected(p.name))
+    yield TracedTensor("layer", "queries", (1, g.heads, n, g.head_size), d, f"split over {g.heads} heads")
+    yield from _cache(g, total, "; the cache is read up to a fixed reach, past the text masked" if static else "")
+    yield TracedTensor(
+        "layer",
+        "scores",
+        (1, g.heads, n, total),
+        d,
+        "each fed token against every key" + _group(g),
+        stored=g.attention == "eager",
+    )
+    # One new token sees everything, and a pass with nothing cached is causal by itself: no mask is made for those.
+    plain = g.attention == "sdpa" and not tree and not static
+    needless = plain and not g.window and (n == 1 or not cached)
+    dtype = "bool" if plain else d
+    yield TracedTensor("layer", "mask", (1, 1, n, total), dtype, "who may see whom, alike for all heads", not needless)
+    yield TracedTensor("layer", "attention", (1, n, g.heads * g.head_size), d, "the heads' answers side by side")
+    for p in _of(g, "out"):
+        yield TracedTensor("layer", p.name, (1, n, p.out), d, "mixed back to the model's width")
+    if g.experts:
+        yield TracedTensor("layer", "router", (n, g.experts), d, f"picks {g.active_experts} experts for each token")
+    for p in _of(g, "mlp"):
+        yield TracedTensor("layer", p.name, (1, n, p.out), d, "feed-forward")
+    yield TracedTensor("out", "final norm", (1, n, g.width), d, "what the layers made of each token")
+    yield TracedTensor("out", "logits", (1, n, g.vocabulary), d, "a score for every token that could come next")
+
+
+def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
+    """core.runners.fused: no batch dimension; q, k and v are one product, gate and up another; queries that share a
+    key head are rows of one matrix."""
+    n, total, d = fed, cached + fed, g.dtype
+    group = g.heads // g.kv_heads
+    inner = [p.out for p in _of(g, "mlp")]
+    entering = (g.heads + 2 * g.kv_heads) * g.head_size
+    shared = f"; {group} query heads share a key head and lie below each other" if group > 1 else ""
+    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed")
+    yield TracedTensor("in", "embedding", (n, g.width), d, "a row of the embedding table for each")
+    yield TracedTensor("layer", "qkv", (n, entering), d, "queries, keys and values from one fused product")
+    yield TracedTensor(
+        "layer", "queries", (1, g.kv_heads, group * n, g.head_size), d, f"split over {g.heads} heads{shared}"
+    )
+    yield from _cache(g, total)
+    yield TracedTensor(
+        "layer", "scores", (1, g.kv_heads, group * n, total), d, "each fed token against every key", stored=False
+    )
+    yield TracedTensor(
+        "layer", "mask", (group * n, total), d, "who may see whom, once for every query head of a group", n > 1 or tree
+    )
+    yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
+    yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")
+    yield TracedTensor("layer", "gate_up", (n, inner[0] + inner[1]), d, "both halves of the feed-forward, fused")
+    yield TracedTensor("layer", "down_proj", (n, g.width), d, "and back to the model's width")
+    yield TracedTensor("out", "final norm", (n, g.width), d, "what the layers made of each token")
+    yield TracedTensor("out", "logits", (n, g.vocabulary), d, "a score for every token that could come next")
+
+
+def reach(total: int, longest: int) -> int:
+    """Positions of a static cache (core.runners.static_cache) that a pass ending at `total` tokens reads: a power of
+    two."""
+    wanted = max(256, 1 << (total - 1).bit_length())
+    return wanted if wanted <= max(512, longest) else max(total, longest)
+
+
+def _cache(g: Geometry, total: int, more: str = "") -> Iterator[TracedTensor]:
+    shape = (1, g.kv_heads, total, g.head_size)
+    for name in ("keys", "values"):
+        meaning = f"{name} of the cached and the fed tokens, {g.kv_heads} heads{more}"
+        yield TracedTensor("layer", name, shape, g.dtype, meaning)
+
+
+def _of(g: Geometry, place: str) -> list[Any]:
+    return [p for p in g.projections if p.place == place]
+
+
+def _projected(name: str) -> str:
+    kinds = {"q": "queries", "k": "keys", "v": "values"}
+    return kinds.get(name.split("_")[0], "queries, keys and values in one")
+
+
+def _group(g: Geometry) -> str:
+    shared = g.heads // g.kv_heads
+    return f"; {shared} query heads share each key head" if shared > 1 else ""
+
+
+def replayed_target_cache(run: Run, index: int) -> CacheLengths:
+    """The target's cache in round `index`, for documents whose rounds do not say: it holds all but the newest token."""
+    committed = len(run.prompt_ids) + sum(len(r.kept) for r in run.rounds[:index])
+    drafted = run.rounds[index].drafted
+    accepted = sum(token.outcome == "accepted" for token in drafted)
+    return CacheLengths(committed - 1, committed + len(drafted), committed + accepted)
+
+
+def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
+    """The draft model's cache in round `index`, for documents whose rounds do not say: from the outcomes up to it.
+
+    None where there is none (n-gram; early exit writes into the target's), where the draft counts in tokens of its
+    own, or where the document does not tell which rounds the draft model drafted.
+    """
+    draft = run.environment.get("draft")
+    if run.settings.method not in ("draft", "ngram+draft", "tree") or not isinstance(draft, dict):
+        return None
+    if (run.environment.get("drafter") or {}).get("translated"):
+        return None
+    limit = draft.get("context_length") or len(run.prompt_ids)
+    committed = len(run.prompt_ids)
+    held = min(committed - 1, limit)
+    lengths = CacheLengths(held, held, held)
+    for round_ in run.rounds[: index + 1]:
+        by_model = drafted_by_model(run, round_)
+        if by_model is None:
+            return None
+        accepted = sum(token.outcome == "accepted" for token in round_.drafted)
+        fullest = after = held
+        if by_model:
+            depth_of = depths(round_)
+            # The last level is never fed: nothing is drafted after it.
+            fullest = committed + sum(d < max(depth_of) for d in depth_of)
+            stands = committed + (0 if run.settings.method == "tree" else accepted)
+            after = min(fullest, stands)
+        lengths = CacheLengths(held, fullest, after)
+        held = after
+        committed += len(round_.kept)
+    return lengths
+
+
+def drafted_by_model(run: Run, round_: Round) -> bool | None:
+    """Whether a draft model (or the target's first layers) drafted this round, rather than an n-gram; None: unknown."""
+    if not round_.drafted or run.settings.method in ("plain", "ngram"):
+        return False
+    if run.settings.method != "ngram+draft":
+        return True
+    if round_.source is not None:
+        return round_.source == "model"
+    first = round_.drafted[0]
+    return None if first.top_target is None else first.top_draft is not None
+
+
+def _target(run: Run) -> dict[str, Any]:
+    found = run.environment.get("target")
+    return found if isinstance(found, dict) else {}

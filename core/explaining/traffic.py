@@ -16,7 +16,7 @@ from typing import Any
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts, expected_tokens
-from core.explaining.trace import drafted_by_model
+from core.explaining import drafted_by_model
 from core.loading.geometry import Geometry
 from core.records import Round, Run, depths, summarise
 

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from core import decoding
 from core.errors import UserError
-from core.explaining.trace import logits_rows, trace_pass, trace_round
+from core.explaining import logits_rows, trace_pass, trace_round
 from core.lanes import open_lane
 from core.loading.geometry import Geometry, decoder_layers, describe_geometry
 from core.loading.model import Model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pytest
@@ -47,6 +49,11 @@ def choose(page: Any, lane: int, label: str, option: str) -> None:
     page.get_by_role("option", name=option, exact=True).click()
 
 
+def as_shown(figure: float, digits: int) -> str:
+    """As JavaScript's toFixed rounds: halves away from zero, Python's to even."""
+    return str(Decimal(figure).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
 def choose_prompts(page: Any, kind: str) -> None:
     page.locator("#compare-kind input").click()
     page.get_by_role("option", name=kind).click()
@@ -73,10 +80,10 @@ def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> N
         assert len(run["token_ids"]) == 48
     metrics = [documents[lane]["0"]["metrics"] for lane in "1234"]
     speeds = [each["tokens_per_second"] for each in metrics]
-    assert page.evaluate(COLUMN, 1) == [f"{s:.{1 if s < 100 else 0}f}" for s in speeds]
+    assert page.evaluate(COLUMN, 1) == [as_shown(s, 1 if s < 100 else 0) for s in speeds]
     ratios = [speed / speeds[3] for speed in speeds]
     assert [float(cell) for cell in page.evaluate(COLUMN, 2)] == pytest.approx(ratios, abs=6e-3)
-    assert page.evaluate(COLUMN, 4) == [f"{each['tokens_per_round']:.2f}" for each in metrics]
+    assert page.evaluate(COLUMN, 4) == [as_shown(each["tokens_per_round"], 2) for each in metrics]
     assert page.evaluate(COLUMN, 6) == ["identical"] * 3 + ["the baseline"]
     assert "plain decoding" in status(page)
     wait_charts(page, 2)  # one speed a lane is no chart
@@ -132,7 +139,10 @@ def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
     page.click("#compare-stop")
     wait_over(page)
     assert status(page).startswith("Stopped.")
-    assert "Over 1 of 15 prompts" in page.inner_text(".comparison caption")
+    finished = int(re.search(r"Over (\d+) of 15 prompts", page.inner_text(".comparison caption"))[1])
+    assert 1 <= finished < 15
+    documents = page.evaluate(f"{VIEW}.runs")
+    assert all(documents[lane][str(prompt)]["stop_reason"] != "cancelled" for lane in "123" for prompt in range(finished))
     assert "–" not in page.evaluate(COLUMN, 1)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from heads import random_head, taught_head
 from lookup import BLOCK, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value, table
+from test_law import DRAWS, THRESHOLD
 from tiny import VOCABULARY as TOKENS
 from tiny import random_prompt, target_of, target_runner
 
@@ -19,8 +20,6 @@ from core.records import Run
 from core.sampling import Sampling
 from core.settings import Settings
 
-DRAWS = 20_000
-THRESHOLD = 1e-4
 SPREADS = {"hot": 0.3, "cold": 4.0, "constant": 0.0}
 ALL = list(range(VOCABULARY))
 MIXED = Sampling(0.8, top_k=4, top_p=0.9, min_p=0.1)

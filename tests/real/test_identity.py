@@ -61,7 +61,7 @@ def assert_same(reference, prompt, expected, written):
 
 
 class Knowing:
-    """A draft that knows the answer and is wrong at every fifth token; there its second guess is right."""
+    """A draft that knows the answer and is wrong at every ninth token; there its second guess is right."""
 
     kind = "knowing"
     device = CPU
@@ -78,7 +78,7 @@ class Knowing:
         for row, depth in zip(logits, depths):
             right = self.text[at] if (at := self.length + depth) < len(self.text) else 0
             wrong = (right + 1) % self.vocabulary
-            row[right], row[wrong] = (5.0, 9.0) if at % 5 == 0 else (9.0, 5.0)
+            row[right], row[wrong] = (5.0, 9.0) if at % 9 == 0 else (9.0, 5.0)
         self.length += len(ids)
         return logits if rows is None else logits[-rows:]
 
@@ -92,7 +92,7 @@ class Knowing:
 def knowing_drafter(method, text, vocabulary):
     draft = Knowing(text, vocabulary)
     if method == "tree":
-        return TreeDrafter(draft, GREEDY, lambda: (2, 2, 1, 1))
+        return TreeDrafter(draft, GREEDY, lambda: (2, 1, 1, 1, 2, 1))
     model = ModelDrafter(draft, GREEDY)
     return CombinedDrafter(NgramDrafter(CPU), model) if method == "ngram+draft" else model
 
@@ -105,7 +105,7 @@ def test_real_target_of_a_good_draft(model, reference, answers, method):
         drafter = knowing_drafter(method, prompt + expected, model.vocab_size)
         run = Run(Settings(max_new_tokens=NEW), {}, "", prompt)
         with model.lease() as target:
-            for round_ in speculative(target, drafter, run, length=Fixed(5), stop_ids=model.stop_ids):
+            for round_ in speculative(target, drafter, run, length=Fixed(8), stop_ids=model.stop_ids):
                 met |= {token.outcome for token in [*round_.drafted, *round_.kept]}
         assert_same(reference, prompt, expected, run.token_ids)
     assert {"accepted", "rejected", "corrected", "bonus"} <= met

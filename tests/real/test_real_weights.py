@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 SAMPLING = Sampling(temperature=1.0)
 CLOSE = {"rtol": 1e-4, "atol": 2e-3}
 """Logits of up to 40 in float32, after thirty layers."""
-DRAWS, CONTEXTS, EXIT = 4000, 24, 24
+DRAWS, CONTEXTS, EXIT = 4000, 20, 24
 
 
 def probe(runner, context):
@@ -95,7 +95,7 @@ def laws(model):
     """Next-token laws after CONTEXTS contexts, p and q [contexts, vocabulary]: inside questions, where much is
     possible, and where an answer begins. The draft's are by turns those of the first layers and a flatter p."""
     rows = []
-    for question in QUESTIONS[:6]:
+    for question in QUESTIONS[:5]:
         ids = torch.tensor(encode_prompt(model, question, Settings()))
         with model.lease() as runner, torch.inference_mode():
             logits = runner.feed(ids)

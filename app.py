@@ -23,7 +23,7 @@ def main() -> int:
     from app.insides import hang_up
     from app.page import build, launch_options
     from app.serving import Engine
-    from app.serving.device import Device
+    from app.serving.device import Device, measure_in_turn
     from app.serving.spaces import settle_in
     from core.errors import UserError
     from core.loading.pair import choose_method, choose_target
@@ -37,7 +37,7 @@ def main() -> int:
     try:
         engine = Engine(settings)
         settle_in(engine)
-        engine.load(engine.settings, console())
+        pair = engine.load(engine.settings, console(), measure=False)
         page = build(engine, public=chosen.public, device=device)
         if chosen.mcp:
             leave_to_programs(page)
@@ -59,6 +59,7 @@ def main() -> int:
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
 
     ended = threading.Event()
+    threading.Thread(target=measure_in_turn, args=(device, pair), name="measuring", daemon=True).start()
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda *_: ended.set())
     ended.wait()

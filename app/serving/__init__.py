@@ -61,9 +61,12 @@ class Engine:
         self.admit(settings)
         fetch_pair(settings, progress, stop)
 
-    def load(self, settings: Settings, progress: Progress | None = None, stop: Stop = never) -> Any:
+    def load(
+        self, settings: Settings, progress: Progress | None = None, stop: Stop = never, measure: bool = True
+    ) -> Any:
         """The pair these settings name. One load at a time; pairs nobody used for longest are let go where memory is
-        short, and beyond `kept` (a GPU keeps one). A load that fails leaves the others as they are."""
+        short, and beyond `kept` (a GPU keeps one). A load that fails leaves the others as they are. Without `measure`,
+        what its passes cost is measured when a run first asks."""
         from core.loading import load_pair
 
         if (pair := self.loaded(settings)) is not None:
@@ -72,7 +75,7 @@ class Engine:
         with self._loading:
             if (pair := self.loaded(settings)) is not None:
                 return pair
-            pair = load_pair(settings, progress or silent, stop, self._make_room)
+            pair = load_pair(settings, progress or silent, stop, self._make_room, measure=measure)
             if stop():
                 del pair
                 self._release()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 from threading import Condition
 from threading import Event as Flag
@@ -110,6 +110,16 @@ class Device:
             usual, running = median(self._lasted), self._turns[0].since
             left = max(0.0, usual - (self._clock() - running)) if running is not None else usual
             return left + (ahead - 1) * usual
+
+
+def measure_in_turn(device: Device, pair: Any) -> None:
+    """Measure what passes of a pair cost as soon as the device is free: while its first visitors are still reading."""
+    with suppress(UserError), device.turn() as turn:
+        while not turn.wait(0.5):
+            if device.closing:
+                return
+        if not device.closing:
+            pair.measure_all()
 
 
 T = TypeVar("T")

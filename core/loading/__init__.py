@@ -75,11 +75,13 @@ def load_pair(
     make_room: MakeRoom = lambda lacking: None,
     costs: Mapping[str, CostTable] | None = None,
     dynamic: str | None = None,
+    measure: bool = True,
 ) -> Pair:
     """The target and, where one is named, the draft of these settings; with no target, the bundled pair.
 
     `costs` are tables measured before, by role ("target", "draft"); `dynamic` is the reason, where there is one, why
-    transformers' own forward is to be used whatever else could be.
+    transformers' own forward is to be used whatever else could be. Without `measure`, what passes cost is measured when
+    it is first asked for (`Pair.measure_costs`).
 
     Downloads what is missing, reads what it will take, and only then, after `make_room` where memory is short,
     allocates anything. Raises UserError with one sentence for whatever a person can mend, and Cancelled after `stop`.
@@ -97,14 +99,18 @@ def load_pair(
     placement = _find_room(sources, device, make_room)
     try:
         models = _load_sources(sources, device, placement, progress, stop)
-        pair = _ready(models, progress, stop, costs or {}, dynamic)
+        pair = _ready(models, costs or {}, dynamic)
         if head is not None and draft_name is not None:
             progress(f"Reading {draft_name}")
             pair.head = load_head(draft_name, head, pair.target)
         elif folder := bundled_head(pair.target):
             pair.head = load_head(folder.name, folder, pair.target)
-        if pair.head:
-            pair.head.measure_costs(pair.target)
+        if stop():
+            raise Cancelled
+        if measure:
+            if any(model.costs is None for model in models):
+                progress("Measuring what a pass costs here")
+            pair.measure_all()
         return pair
     except Exception as error:
         if not out_of_memory(error):
@@ -246,10 +252,8 @@ def _load_sources(
     return models
 
 
-def _ready(
-    models: Sequence[Model], progress: Progress, stop: Stop, costs: Mapping[str, CostTable], dynamic: str | None
-) -> Pair:
-    """The pair, with what has to be known of it before a run: threads, costs of a pass, translation of tokens."""
+def _ready(models: Sequence[Model], costs: Mapping[str, CostTable], dynamic: str | None) -> Pair:
+    """The pair, with what has to be known of it before anything runs: threads and the translation of tokens."""
     target, draft = models[0], models[1] if len(models) > 1 else None
     for model in models:
         if dynamic:
@@ -259,11 +263,6 @@ def _ready(
     pair = Pair(target, draft, translation)
     for role, model in zip(("target", "draft"), models):
         model.costs = costs.get(role)
-    if stop():
-        raise Cancelled
-    if any(model.costs is None for model in models):
-        progress("Measuring what a pass costs here")
-        pair.measure_costs()
     return pair
 
 

@@ -48,6 +48,12 @@ class Pair:
     translation: Translation | None = None
     head: Head | None = None
 
+    def measure_all(self) -> None:
+        """What runs of this pair will ask the costs of; each is measured once."""
+        self.measure_costs()
+        if self.head:
+            self.head.measure_costs(self.target)
+
     def measure_costs(self) -> tuple[CostTable, CostTable | None]:
         """The cost tables of target and draft, as passes stand in a round; measured once."""
         if self.draft is None:

@@ -1,11 +1,12 @@
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import fastapi
 import gradio as gr
 import pytest
 
-from app.serving.device import Device
+from app.serving.device import Device, measure_in_turn
 from app.serving.stops import ARRIVED, LONGEST_WAIT, Stops
 from core.errors import UserError
 
@@ -20,6 +21,22 @@ def test_turns_come_in_order_of_arrival() -> None:
             assert not second.wait(0.01)
     with device.turn() as again:
         assert again.wait(0)
+
+
+def test_the_first_pair_is_measured_when_the_device_is_free() -> None:
+    device, measured = Device(), threading.Event()
+    pair = SimpleNamespace(measure_all=measured.set)
+    with device.turn() as run:
+        assert run.wait(0)
+        thread = threading.Thread(target=measure_in_turn, args=(device, pair))
+        thread.start()
+        assert not measured.wait(0.05)
+    assert measured.wait(2)
+    thread.join()
+    measured.clear()
+    device.close()
+    measure_in_turn(device, pair)
+    assert not measured.is_set()
 
 
 def test_a_turn_is_told_when_the_device_is_free() -> None:

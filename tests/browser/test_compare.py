@@ -142,7 +142,9 @@ def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
     finished = int(re.search(r"Over (\d+) of 15 prompts", page.inner_text(".comparison caption"))[1])
     assert 1 <= finished < 15
     documents = page.evaluate(f"{VIEW}.runs")
-    assert all(documents[lane][str(prompt)]["stop_reason"] != "cancelled" for lane in "123" for prompt in range(finished))
+    assert all(
+        documents[lane][str(prompt)]["stop_reason"] != "cancelled" for lane in "123" for prompt in range(finished)
+    )
     assert "–" not in page.evaluate(COLUMN, 1)
 
 

@@ -42,6 +42,15 @@ def test_precision(pair_folder, precision, tolerance):
     assert (law - exact).abs().sum(-1).mean() / 2 < tolerance  # total variation
 
 
+def test_costs_are_measured_at_once_or_when_they_are_asked_for(pair_folder):
+    settings = Settings(target=str(pair_folder / "target"), draft=str(pair_folder / "draft"), device="cpu")
+    pair = load_pair(settings, measure=False)
+    assert pair.target.costs is None and pair.draft.costs is None
+    pair.measure_costs()
+    assert pair.target.costs and pair.draft.costs
+    assert load_pair(settings).target.costs
+
+
 def test_auto_is_bf16_on_a_cpu(pair_folder):
     assert load_model(str(pair_folder / "draft"), CPU).precision == "bf16"
 

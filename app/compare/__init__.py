@@ -16,12 +16,13 @@ from app.compare.figures import acceptance_by_position, speed_by_lane, weights_b
 from app.compare.lanes import FEWEST, KEYS, MOST, lanes_from, short_precision
 from app.insides import PRIVATE, QUIET, html_block, on_load
 from app.playground import starting_prompts
+from app.selectors import chooser, run_and_stop, selectors
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Visit
-from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
+from app.settings import CONTROLS, HAS_LENGTH, MOST_NEW_TOKENS, prompt_text
 from app.sidebar import control
 from app.sidebar.picker import OTHER, Choice
 from app.tokens import stream
@@ -31,7 +32,7 @@ from core.records import SCHEMA
 from core.settings import METHODS, PRECISIONS, SPECS, Settings
 from core.text import Prompt
 
-SIDEBAR = "as sidebar"
+SIDEBAR, SAME = "as sidebar", "same as lane 1"
 ONE_PROMPT, ALL = "this prompt", "all"
 STARTING_METHODS = ("draft", "head", "ngram", "early-exit", "plain", "tree", "ngram+draft", "head-tree")
 """Methods that the lanes start with, in this order, as far as the pair can use them."""
@@ -92,7 +93,7 @@ class Compare:
     ) -> Iterator[Values]:
         """The page's own way: `values` are those of the sidebar's controls, then each lane's."""
         controls: dict[str, Any] = dict(zip(CONTROLS, values))
-        lanes = [self._lane(values[at : at + len(LANE)]) for at in range(len(CONTROLS), len(values), len(LANE))]
+        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(CONTROLS) :])]
         comparisons: list[Comparison] = []
         kind = "" if kind == ONE_PROMPT else kind
         with self.stops.watch(request) as stop:
@@ -142,9 +143,8 @@ class Compare:
     def _kinds(self) -> list[str]:
         return [kind for kind in dict.fromkeys(each.kind for each in self.prompts) if kind]
 
-    def _lane(self, values: Values) -> dict[str, Any]:
+    def _lane(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """What the controls of a lane say, as a lane of the API."""
-        chosen = dict(zip(LANE, values))
         lane = {name: chosen[name] for name in ("precision", "method", "draft_length") if chosen[name] != SIDEBAR}
         if chosen["pair"] == SIDEBAR:
             return lane
@@ -162,7 +162,7 @@ class Compare:
         """Lay out the tab and wire its buttons."""
         methods = self._starting_methods()
         shown = min(max(len(methods), FEWEST), MOST)
-        with gr.Row(elem_id="compare-row"):
+        with selectors("compare-row"):
             prompt = gr.Textbox(
                 self.prompts[0].text,
                 label="Prompt",
@@ -175,13 +175,12 @@ class Compare:
             )
             chosen = html_block(visible=False, elem_id="compare-prompts")
             with gr.Column(elem_id="compare-what", scale=0, min_width=190):
-                kind = gr.Dropdown(
-                    self._sets(),
-                    value=ONE_PROMPT,
-                    label="Prompts",
-                    info="One prompt shows the lanes at work. A set of bundled prompts of a kind shows how much the "
+                kind = chooser(
+                    "Prompts",
+                    "One prompt shows the lanes at work. A set of bundled prompts of a kind shows how much the "
                     "figures vary from text to text.",
-                    filterable=False,
+                    self._sets(),
+                    ONE_PROMPT,
                     elem_id="compare-kind",
                 )
                 count = gr.Radio(
@@ -191,14 +190,12 @@ class Compare:
                     info="How many ways to decode are put side by side.",
                     elem_id="compare-count",
                 )
-            with gr.Column(elem_id="compare-buttons", scale=0, min_width=104):
-                run = gr.Button("Compare", variant="primary", elem_id="compare-run")
-                stop = gr.Button("Stop", elem_id="compare-stop")
-        lanes, columns = self._lanes(methods, shown)
+            run, stop = run_and_stop("compare", "Compare")
+        lanes, rows = self._lanes(methods, shown)
         comparison = component(shown)
         with gr.Row(elem_id="compare-plots"):
             plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in PLOTS]
-        _follow(count, columns)
+        _follow(count, rows)
         kind.change(self._show_prompts, kind, [prompt, chosen], **QUIET)
         gr.on(
             [run.click],
@@ -228,76 +225,100 @@ class Compare:
         reasons = self.engine.methods(self.engine.load(self.engine.settings))
         return [method for method in STARTING_METHODS if reasons.get(method, "") is None]
 
-    def _lanes(self, methods: list[str], shown: int) -> tuple[list[Values], list[gr.Column]]:
-        """The controls of every lane, in the order of LANE, and the columns that they stand in."""
-        lanes, columns = [], []
-        with gr.Row(elem_id="compare-lanes"):
+    def _lanes(self, methods: list[str], shown: int) -> tuple[list[Values], list[gr.Row]]:
+        """The controls of every lane, in the order of LANE, and the rows that they stand in."""
+        lanes, rows = [], []
+        with gr.Column(elem_id="compare-lanes"):
+            html_block(_HEADS, elem_id="lane-heads")
             for number in range(1, MOST + 1):
-                with gr.Column(elem_classes="compare-lane", min_width=150, visible=number <= shown) as column:
+                with selectors(None, "compare-lane", visible=number <= shown) as row:
+                    html_block(_MARK.format(number=number, mark=MARKS[number - 1]), elem_classes="lane-name")
                     lanes.append(self._lane_controls(number, methods[(number - 1) % len(methods)]))
-                columns.append(column)
-        return lanes, columns
+                rows.append(row)
+        return lanes, rows
 
     def _lane_controls(self, number: int, method: str) -> Values:
-        with gr.Row(elem_classes="lane-controls"):
-            pair = gr.Dropdown(
-                [(SIDEBAR, SIDEBAR), *((choice.label, value) for value, choice in self.choices.items())],
-                value=SIDEBAR,
-                label=f"Lane {number}: pair",
-                info="The models of this lane. Lanes of one target race at once; other targets are loaded in turn.",
-                filterable=False,
-                min_width=80,
-                scale=5,
-            )
-            precision = gr.Dropdown(
-                [(SIDEBAR, SIDEBAR), *((short_precision(p), p) for p in PRECISIONS)],
-                value=SIDEBAR,
-                label="Precision",
-                info="How many bits a weight takes in this lane. Another precision is another target: it runs in turn.",
-                filterable=False,
-                min_width=80,
-                scale=4,
-            )
-        with gr.Row(elem_classes="lane-controls"):
-            chosen = gr.Dropdown(
-                [(names[0], name) for name, names in METHODS.items()],
-                value=method,
-                label="Method",
-                info="Who guesses the next tokens in this lane.",
-                filterable=False,
-                min_width=80,
-                scale=5,
-            )
-            length = gr.Dropdown(
-                [
-                    (SIDEBAR, SIDEBAR),
-                    ("auto", "auto"),
-                    *((str(n), n) for n in range(1, (SPECS["draft_length"].most_on_page or 0) + 1)),
-                ],
-                value=SIDEBAR,
-                label="Draft length",
-                info="How many tokens this lane proposes before the target checks them.",
-                filterable=False,
-                min_width=80,
-                scale=4,
-            )
+        """A lane's controls; where a lane takes its text from comes first and decides which of the others it needs."""
+        usual = [(SIDEBAR, SIDEBAR)] if number == 1 else [(SAME, SAME), (SIDEBAR, SIDEBAR)]
+        lengths = range(1, (SPECS["draft_length"].most_on_page or 0) + 1)
+
+        def choice(name: str, label: str, info: str, choices: list[Any], value: str, **how: Any) -> gr.Dropdown:
+            return chooser(f"Lane {number}: {label}", info, choices, value, elem_classes=f"lane-{name}", **how)
+
+        pair = choice(
+            "pair",
+            "pair",
+            "The models of this lane. Lanes of one target race at once; other targets are loaded in turn.",
+            [*usual, *((choice.label, value) for value, choice in self.choices.items())],
+            usual[0][1],
+        )
         target, draft = (
-            control(name, Settings(), label=f"{SPECS[name].label} of lane {number}", visible=False, elem_id=None)
+            control(
+                name,
+                Settings(),
+                label=f"{SPECS[name].label} of lane {number}",
+                visible=False,
+                elem_id=None,
+                elem_classes=f"lane-{name}",
+            )
             for name in ("target", "draft")
         )
+        precision = choice(
+            "precision",
+            "precision",
+            "How many bits a weight takes in this lane. Another precision is another target: it runs in turn.",
+            [*usual, *((short_precision(p), p) for p in PRECISIONS)],
+            usual[0][1],
+        )
+        chosen = choice(
+            "method",
+            "method",
+            "Who guesses the next tokens in this lane.",
+            [(names[0], name) for name, names in METHODS.items()],
+            method,
+        )
+        length = choice(
+            "length",
+            "draft length",
+            "How many tokens this lane proposes before the target checks them.",
+            [*usual, ("auto", "auto"), *((str(n), n) for n in lengths)],
+            usual[0][1],
+            visible=method in HAS_LENGTH,
+        )
         pair.change(lambda value: [gr.update(visible=value == OTHER)] * 2, pair, [target, draft], **QUIET)
+        chosen.change(lambda method: gr.update(visible=method in HAS_LENGTH), chosen, length, **QUIET)
         return pair, target, draft, precision, chosen, length
 
 
 LANE = ("pair", "target", "draft", "precision", "method", "draft_length")
 """The controls of a lane, in the order in which `Compare.run` takes their values."""
+MARKS = "●◆■▲"
+"""Of each lane, here, in its pane and in the charts."""
+_MARK = '<p class="lane-mark" data-lane="{number}"><i aria-hidden="true">{mark}</i> <b>Lane {number}</b></p>'
+_HEADS = (
+    '<p aria-hidden="true"><span>Models</span><span>Precision</span><span>Method</span><span>Draft length</span></p>'
+)
+
+
+def chosen_lanes(values: Values) -> list[dict[str, Any]]:
+    """The controls of each lane by name; what a lane has the same as lane 1 is taken from there."""
+    first = dict(zip(LANE, values))
+    found = []
+    for at in range(0, len(values), len(LANE)):
+        own = dict(zip(LANE, values[at : at + len(LANE)]))
+        if own["pair"] == SAME:
+            own |= {name: first[name] for name in ("pair", "target", "draft")}
+        found.append({name: first[name] if value == SAME else value for name, value in own.items()})
+    return found
 
 
 def component(lanes: int) -> gr.HTML:
     """So many lanes at work, and the table; its value is what `stream` makes of a comparison's events."""
     return gr.HTML(
         value="",
-        html_template=asset("compare/compare.html").replace("<div ", f'<div data-count="{lanes}" ', 1),
+        html_template=asset("compare/compare.html").replace(
+            "<div ", f'<div data-count="{lanes}" data-marks="{MARKS}" ', 1
+        ),
         css_template="",
         js_on_load=on_load("compare/compare.js"),
         apply_default_css=False,
@@ -305,12 +326,12 @@ def component(lanes: int) -> gr.HTML:
     )
 
 
-def _follow(count: gr.Radio, columns: list[gr.Column]) -> None:
-    """As many columns of controls, and of panes, as there are lanes."""
+def _follow(count: gr.Radio, rows: list[gr.Row]) -> None:
+    """As many rows of controls, and panes, as there are lanes."""
     count.change(
         lambda n: [gr.update(visible=number <= n) for number in range(1, MOST + 1)],
         count,
-        columns,
+        rows,
         js="n => { document.dispatchEvent(new CustomEvent('lane-count', { detail: n })); return n; }",
         **QUIET,
     )

@@ -14,6 +14,7 @@ from app.history.run_file import read_run_file
 from app.insides import PRIVATE, QUIET, on_load, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
+from app.settings import HAS_LENGTH
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.errors import UserError
@@ -36,7 +37,7 @@ SETTINGS = {
 ONLY_FOR = {
     "tree": ("tree",),
     "exit_layer": ("early-exit",),
-    "draft_length": ("draft", "head", "head-tree", "ngram", "ngram+draft", "early-exit"),
+    "draft_length": HAS_LENGTH,
 }
 """Settings that mean something to some methods alone."""
 NONE = "–"

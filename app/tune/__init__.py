@@ -14,6 +14,7 @@ from gradio.events import api
 from app.api import takes_settings
 from app.insides import PRIVATE, QUIET, html_block
 from app.playground import starting_prompts
+from app.selectors import run_and_stop, selectors, ticks
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
@@ -229,40 +230,38 @@ class Tune:
 
     def _choices(self) -> tuple[list[Any], gr.Button, gr.Button]:
         kinds = [prompt.kind for prompt in self.prompts]
-        with gr.Row(elem_id="tune-row"):
-            lengths = gr.CheckboxGroup(
+        with selectors("tune-row"):
+            lengths = ticks(
+                "Draft lengths",
+                "Tokens proposed before a pass checks them. Auto and plain are measured too.",
                 [(str(n), n) for n in LENGTHS],
-                value=list(STARTING_LENGTHS),
-                label="Draft lengths",
-                info="Tokens proposed before a pass checks them. Auto and plain are measured too.",
-                elem_id="tune-lengths",
+                STARTING_LENGTHS,
+                "tune-lengths",
                 min_width=300,
                 scale=4,
             )
-            temperatures = gr.CheckboxGroup(
+            temperatures = ticks(
+                "Temperatures",
+                "0 is greedy.",
                 [(f"{t:g}", t) for t in TEMPERATURES],
-                value=list(STARTING_TEMPERATURES),
-                label="Temperatures",
-                info="0 is greedy.",
-                elem_id="tune-temperatures",
+                STARTING_TEMPERATURES,
+                "tune-temperatures",
                 min_width=170,
                 scale=2,
             )
-            prompts = gr.CheckboxGroup(
+            prompts = ticks(
+                "Prompts",
+                "A bundled one of each kind.",
                 [(kind or "prompt", kind) for kind in kinds],
-                value=kinds,
-                label="Prompts",
-                info="A bundled one of each kind.",
-                elem_id="tune-kinds",
+                kinds,
+                "tune-kinds",
                 min_width=220,
                 scale=4,
             )
             with gr.Column(elem_id="tune-amount", min_width=200, scale=2), gr.Row():
                 tokens = gr.Number(STARTING_TOKENS, label="New tokens", info="Of each run.", step=16, min_width=80)
                 repeats = gr.Number(1, label="Repeats", info="Of each setting.", step=1, min_width=80)
-            with gr.Column(elem_id="tune-buttons", scale=0, min_width=104):
-                run = gr.Button("Run sweep", variant="primary", elem_id="tune-run")
-                stop = gr.Button("Stop", elem_id="tune-stop")
+            run, stop = run_and_stop("tune", "Run sweep")
         return [lengths, temperatures, prompts, tokens, repeats], run, stop
 
 

@@ -6,7 +6,6 @@ import { connectCard, connectHide } from "../tokens/walk.js";
 import { Table } from "./table.js";
 
 const MOST_LANES = 4;
-const MARKS = ["\u25cf", "\u25c6", "\u25a0", "\u25b2"];
 const EMPTY =
   "Choose what each lane runs, then press Compare: lanes of the same target race at once, others are loaded in turn.";
 const HINT = "Lane 1 writes here; every token says what became of it, as in the playground.";
@@ -31,7 +30,7 @@ class Comparison extends Lanes {
   addLane(number) {
     const section = this.root.querySelector("template").content.firstElementChild.cloneNode(true);
     section.dataset.lane = number;
-    section.querySelector(".mark").textContent = MARKS[number - 1];
+    section.querySelector(".mark").textContent = this.root.dataset.marks[number - 1];
     section.querySelector(".stream").setAttribute(
       "aria-label", "Output of lane " + number + ". Arrow keys walk through the tokens.");
     this.columns.append(section);

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.compare import Compare
+from app.compare import LANE, SAME, SIDEBAR, Compare, chosen_lanes
 from app.compare.events import WARM_UP_TOKENS, Comparison, compare, fetch_all, notes, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
 from app.compare.lanes import lane_names, lanes_from
@@ -94,6 +94,18 @@ def test_a_lane_is_as_the_sidebar_but_for_what_it_says() -> None:
     first, second = lanes_from(BASE, CHOSEN, [{}, {"method": "ngram", "draft_length": 7, "precision": "bf16"}], 4096)
     assert first == BASE
     assert (second.method, second.draft_length, second.precision, second.target) == ("ngram", 7, "bf16", "owner/big")
+
+
+def test_what_a_lane_has_the_same_as_lane_1_is_taken_from_there() -> None:
+    first = ("other…", "owner/big", "owner/small", "nf4", "draft", 3)
+    same = (SAME, "forgotten", "", SAME, "ngram", SAME)
+    own = (SIDEBAR, "", "", "bf16", "plain", SAME)
+    lanes = chosen_lanes((*first, *same, *own))
+    assert [tuple(lane[name] for name in LANE) for lane in lanes] == [
+        first,
+        ("other…", "owner/big", "owner/small", "nf4", "ngram", 3),
+        (SIDEBAR, "", "", "bf16", "plain", 3),
+    ]
 
 
 def test_a_lane_that_names_its_target_takes_no_other_model_of_the_sidebar() -> None:

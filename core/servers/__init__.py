@@ -1,0 +1,51 @@
+"""Running servers: what speculation buys where it is deployed, read from outside. Knows HTTP and no model.
+
+    connect        an address -> Server: which engine, its version, its models
+    open_lane      one answer as it streams, chunk by chunk; `lane.run` is the ServerRun it grows into
+    load           the same prompts at one reader and at many, step by step
+    first_parting  where the greedy texts of two servers part
+    refuse_public  what a page for strangers asks before anything else
+
+vLLM, SGLang and llama.cpp are told by what they answer, everything else is an OpenAI-compatible server. A figure that a
+server does not give is None, and its name stands in `missing`; nothing is estimated in its place.
+"""
+
+from core.servers.connection import KEY_VARIABLE, refuse_public
+from core.servers.dialects import connect
+from core.servers.lane import ServerLane, open_lane
+from core.servers.load import Level, Load, LoadStep, finish, load
+from core.servers.records import (
+    Parting,
+    Server,
+    ServerChunk,
+    ServerMetrics,
+    ServerRun,
+    Speculation,
+    Timings,
+    first_parting,
+    measure_run,
+    server_run_from_dict,
+)
+
+__all__ = [
+    "KEY_VARIABLE",
+    "Level",
+    "Load",
+    "LoadStep",
+    "Parting",
+    "Server",
+    "ServerChunk",
+    "ServerLane",
+    "ServerMetrics",
+    "ServerRun",
+    "Speculation",
+    "Timings",
+    "connect",
+    "finish",
+    "first_parting",
+    "load",
+    "measure_run",
+    "open_lane",
+    "refuse_public",
+    "server_run_from_dict",
+]

@@ -1,0 +1,260 @@
+"""HTTP to one server: to the address that was given and nowhere else, within bounds of size and time.
+
+Whatever goes wrong on the other side is one UserError. The key is read from the environment for each connection, sent
+to that address only, and struck out of whatever comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from core.errors import UserError
+from core.progress import Stop, never
+from core.servers.fields import name, within
+
+KEY_VARIABLE = "PLAYGROUND_SERVER_KEY"
+LONGEST_ANSWER = 4_000_000
+"""Bytes of an answer that is read whole."""
+LONGEST_METRICS = 16_000_000
+LONGEST_LINE = 1_000_000
+"""Bytes of one event: vLLM repeats the ids of the whole prompt in the first."""
+LONGEST_STREAM = 64_000_000
+CONNECT_SECONDS = 5.0
+SILENT_SECONDS = 120.0
+"""A server under load may take long to begin."""
+LONGEST_SECONDS = 600.0
+SHORTEST_SECRET = 8
+"""Characters of a key that is struck out of answers; a shorter one would tear holes into any text."""
+
+Clock = Callable[[], float]
+
+
+def refuse_public(public: bool) -> None:
+    """Raise UserError where the page is for strangers: they would choose what this machine connects to."""
+    if public:
+        raise UserError("This page is public: it connects to no servers.")
+
+
+def read_address(given: str) -> str:
+    """ "http://host:port", from what a person typed: with or without a slash or /v1 at its end.
+
+    Raises UserError for anything that is not the http or https address of a server, a user or a key in it included.
+    """
+    try:
+        parts = urlsplit(given.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise UserError(f"{name(given)!r} is not the address of a server, such as http://127.0.0.1:8000.") from None
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise UserError(f"The address of a server holds no user, key or question; put a key into {KEY_VARIABLE}.")
+    if (
+        parts.scheme not in ("http", "https")
+        or not host
+        or any(c.isspace() or not c.isprintable() for c in given.strip())
+    ):
+        raise UserError(f"{name(given)!r} is not the address of a server, such as http://127.0.0.1:8000.")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}{'' if port is None else f':{port}'}{path}"
+
+
+class Connection:
+    """A client of one server. `with` closes it; its methods raise UserError."""
+
+    def __init__(
+        self,
+        address: str,
+        clock: Clock = time.monotonic,
+        silent_seconds: float = SILENT_SECONDS,
+        longest_seconds: float = LONGEST_SECONDS,
+    ) -> None:
+        self.address = read_address(address)
+        self._clock, self._longest, self._silent = clock, longest_seconds, silent_seconds
+        self._key = _read_key()
+        headers = {"Accept-Encoding": "identity", "User-Agent": "speculative-decoding-playground"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(silent_seconds, connect=CONNECT_SECONDS),
+            follow_redirects=False,
+            limits=httpx.Limits(max_keepalive_connections=0),  # a server may close an idle one as it is used again
+            trust_env=False,  # no proxy and no .netrc: to the address given
+            verify=ssl.create_default_context() if self.address.startswith("https") else True,
+        )
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get_json(self, path: str) -> Any:
+        """The JSON document at a path; None where the server has no such page (404, 405, 501)."""
+        found = self._whole("GET", path, None, LONGEST_ANSWER)
+        return None if found is None else self._json(found)
+
+    def get_text(self, path: str) -> str | None:
+        """The text at a path; None where the server has no such page."""
+        found = self._whole("GET", path, None, LONGEST_METRICS)
+        return None if found is None else self._decode(found)
+
+    def post_json(self, path: str, body: Any) -> Any:
+        """What a path answers to a JSON body; None where the server has no such page."""
+        found = self._whole("POST", path, body, LONGEST_ANSWER)
+        return None if found is None else self._json(found)
+
+    def events(self, path: str, body: Any, most: int, stop: Stop = never) -> Iterator[tuple[float, Any]]:
+        """The events of a stream, each as (seconds since the request was sent, its JSON), until the server ends it or
+        `stop()` is true. More than `most` of them are an error: the server does not stop."""
+        start = self._clock()
+        with self._response("POST", path, body) as response:
+            if "text/event-stream" not in response.headers.get("content-type", ""):
+                said = self._said(self._read(response, LONGEST_ANSWER, start))
+                raise UserError(f"{self.address} does not stream its answer{said}.")
+            seen = 0
+            for line in self._lines(response, start, stop):
+                if not line.startswith(b"data:"):
+                    if line.startswith(b"error:"):
+                        raise UserError(f"{self.address} gave up{self._said(line[6:])}.")
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = self._json(data)
+                if within(event, "error") is not None:
+                    raise UserError(f"{self.address} gave up{self._said(data)}.")
+                if (seen := seen + 1) > most:
+                    raise UserError(f"{self.address} does not stop: it sent more than {most:,} events.")
+                yield self._clock() - start, event
+
+    def _lines(self, response: httpx.Response, start: float, stop: Stop) -> Iterator[bytes]:
+        """Lines as they arrive. A last line without its end is a stream that was cut."""
+        rest, total = b"", 0
+        for piece in response.iter_raw():
+            if stop():
+                return
+            if (total := total + len(piece)) > LONGEST_STREAM:
+                raise UserError(f"{self.address} does not stop: it sent more than {LONGEST_STREAM:,} bytes.")
+            self._in_time(start)
+            *lines, rest = (rest + piece).split(b"\n")
+            if max(map(len, (*lines, rest))) > LONGEST_LINE:
+                raise UserError(f"{self.address} sent a line of more than {LONGEST_LINE:,} bytes.")
+            for line in lines:
+                yield self._struck(line.strip())
+                if stop():
+                    return
+        if rest.strip():
+            raise UserError(f"{self.address} hung up in the middle of a line.")
+
+    @contextmanager
+    def _response(self, method: str, path: str, body: Any) -> Iterator[httpx.Response]:
+        """An answer to read from, refused where it is an error or leads elsewhere."""
+        try:
+            request = self._client.build_request(method, self.address + path, json=body)
+            response = self._client.send(request, stream=True)
+            try:
+                self._check(response, path)
+                yield response
+            finally:
+                response.close()
+        except httpx.TimeoutException as error:
+            waited = CONNECT_SECONDS if isinstance(error, httpx.ConnectTimeout) else self._silent
+            raise UserError(f"{self.address} did not answer for {waited:g} seconds.") from None
+        except httpx.ConnectError as error:
+            raise UserError(f"{self.address} cannot be reached{_reason(error)}.") from None
+        except httpx.HTTPError as error:
+            raise UserError(f"{self.address} hung up{_reason(error)}.") from None
+        except (httpx.InvalidURL, httpx.StreamError, UnicodeError, OSError) as error:
+            raise UserError(f"{self.address} cannot be asked{_reason(error)}.") from None
+
+    def _check(self, response: httpx.Response, path: str) -> None:
+        status = response.status_code
+        if 300 <= status < 400:
+            elsewhere = name(response.headers.get("location", "")) or "elsewhere"
+            raise UserError(f"{self.address} sends on to {elsewhere}, which was not asked; give that address itself.")
+        if response.headers.get("content-encoding", "identity") not in ("identity", ""):
+            raise UserError(f"{self.address} packs its answers, although it was asked not to.")
+        if status in (401, 403):
+            which = "the key that was sent" if self._key else "an answer without a key"
+            raise UserError(f"{self.address} refuses {which}; put its key into {KEY_VARIABLE}.")
+        if status >= 400 and status not in NOT_THERE:
+            said = self._said(self._read(response, LONGEST_ANSWER, self._clock()))
+            raise UserError(f"{self.address} answers {path} with status {status}{said}.")
+
+    def _whole(self, method: str, path: str, body: Any, longest: int) -> bytes | None:
+        with self._response(method, path, body) as response:
+            if response.status_code in NOT_THERE:
+                return None
+            return self._struck(self._read(response, longest, self._clock()))
+
+    def _read(self, response: httpx.Response, longest: int, start: float) -> bytes:
+        found = b""
+        for piece in response.iter_raw():
+            found += piece
+            if len(found) > longest:
+                raise UserError(f"{self.address} sent an answer of more than {longest:,} bytes.")
+            self._in_time(start)
+        return found
+
+    def _in_time(self, start: float) -> None:
+        if self._clock() - start > self._longest:
+            raise UserError(f"{self.address} took longer than {self._longest:g} seconds.")
+
+    def _json(self, found: bytes) -> Any:
+        text = self._decode(found)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            what = "an HTML page" if text.lstrip()[:1] == "<" else "something that is not JSON"
+            raise UserError(f"{self.address} answers with {what}: is it a language model's server?") from None
+
+    def _decode(self, found: bytes) -> str:
+        try:
+            return found.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{self.address} sent bytes that are not UTF-8 text.") from None
+
+    def _said(self, found: bytes) -> str:
+        """What the server gives as its reason, as the end of a sentence."""
+        try:
+            document = json.loads(self._struck(found))
+        except (ValueError, RecursionError):
+            return ""
+        error = within(document, "error")
+        reason = error if isinstance(error, str) else within(error, "message") or within(document, "message")
+        said = name(reason)
+        return f": {said.rstrip('.')}" if said else ""
+
+    def _struck(self, found: bytes) -> bytes:
+        """Without the key, should the server send it back."""
+        key = (self._key or "").encode()
+        return found.replace(key, b"***") if len(key) >= SHORTEST_SECRET else found
+
+
+NOT_THERE = (404, 405, 501)
+
+
+def _reason(error: Exception) -> str:
+    """What the library says, as the end of a sentence."""
+    said = (name(str(error)) or "").rstrip(".")
+    return f": {said}" if said else ""
+
+
+def _read_key() -> str | None:
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise UserError(f"The key in {KEY_VARIABLE} holds characters that no key has.")
+    return key or None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,10 @@ def preview(name: str, role: str = "target", revision: str | None = None) -> Pre
     except UserError as error:
         known = None if revision else catalogue_config(name)
         if known is None:
-            raise
+            near = get_close_matches(name, read_catalogue().models, n=1, cutoff=0.75)
+            if not near or near == [name]:
+                raise
+            raise UserError(f"{error} The catalogue has {near[0]}.") from None
         return Preview(name, known, note=str(error))
 
 

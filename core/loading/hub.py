@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO
@@ -111,10 +112,23 @@ def explained(name: str, revision: str | None = None) -> Iterator[None]:
     except Exception as error:
         if not out_of_reach(error):
             raise
-        raise UserError(
-            f"{name} is not in the local cache and the Hub cannot be reached; "
-            "connect to a network, or use the bundled pair or a local folder."
-        ) from None
+        raise UserError(unreachable(name)) from None
+
+
+def unreachable(name: str) -> str:
+    """What to say of a model that is not here while the Hub does not answer: that may be all that is wrong, or the name
+    may be mistyped, and only a name that is here can hint at that."""
+    near = get_close_matches(name, _cached_names(), n=1, cutoff=0.75)
+    hint = f"{near[0]} is here, if that is meant; else " if near else ""
+    return (
+        f"{name} is not in the local cache and the Hub cannot be reached, so whether it has a model of that name "
+        f"cannot be told; {hint}connect to a network, or use the bundled pair or a local folder."
+    )
+
+
+def _cached_names() -> list[str]:
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*")
+    return [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
 
 
 def out_of_reach(error: BaseException) -> bool:

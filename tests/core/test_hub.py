@@ -216,6 +216,8 @@ def test_offline_the_cache_works_and_the_rest_says_what_it_needs(served, monkeyp
     assert fetch(NAME) == folder
     with pytest.raises(UserError, match="someone/other is not in the local cache and the Hub cannot be reached"):
         fetch("someone/other")
+    with pytest.raises(UserError, match=f"whether it has a model of that name cannot be told; {NAME} is here, if that"):
+        fetch(NAME + "s")
     assert not served.requests
 
 

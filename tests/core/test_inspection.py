@@ -303,6 +303,8 @@ def test_gated_missing_and_out_of_reach(published, monkeypatch):
         inspect_pair("some/target")
     with pytest.raises(UserError, match="The Hub has no model 'no/such'"):
         inspect_pair("no/such")
+    with pytest.raises(UserError, match=r"The Hub has no model 'Qwen/Qwen3-4BB'.* The catalogue has Qwen/Qwen3-4B\."):
+        inspect_pair("Qwen/Qwen3-4BB")
     with pytest.raises(UserError, match="has no revision 'v9'"):
         inspect_pair("some/draft", revision="v9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

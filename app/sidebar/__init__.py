@@ -110,6 +110,15 @@ def follow_pair(reasons: dict[str, str | None], method: str, layers: int, chat: 
     }
 
 
+def replaced(reasons: dict[str, str | None], method: str) -> str:
+    """A sentence where another method takes the place of the one chosen, or nothing."""
+    order = _usable(reasons)
+    if method in order:
+        return ""
+    why = reasons.get(method) or "this pair cannot use it"
+    return f"Method changed to {METHODS[order[0]][0]}; not {METHODS[method][0]}: {why}."
+
+
 def _numbers(most: int) -> list[tuple[str, str | int]]:
     return [("auto", "auto"), *((str(n), n) for n in range(1, most + 1))]
 

@@ -18,7 +18,7 @@ from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import sentence, with_device
 from app.settings import NAMED, pair_from
-from app.sidebar import control, follow_pair
+from app.sidebar import control, follow_pair, replaced
 from core.errors import UserError
 from core.inspecting.catalogue import Found
 from core.progress import in_bytes, never
@@ -190,9 +190,10 @@ class Picker:
             reasons = self.engine.methods(loaded) if loaded is not None else reasons_of(found)
             updates = follow_pair(reasons, method, found["target"]["layers"], bool(found["target"]["chat"]))
             following = [updates[name] for name in FOLLOWING]
-            yield [card_html(found, chosen.why, chosen.gated), *following]
+            news = replaced(reasons, method)
+            yield [card_html(found, chosen.why, chosen.gated, news=news), *following]
             if pair == OTHER:  # "which draft for my target?"
-                yield [card_html(found, drafts=self.engine.drafts(settings)), *following]
+                yield [card_html(found, drafts=self.engine.drafts(settings), news=news), *following]
         except Exception as error:
             yield [trouble_html(sentence(error)), *unchanged]
 
@@ -224,10 +225,15 @@ MOST_DRAFTS = 3
 
 
 def card_html(
-    found: dict[str, Any], why: str = "", gated: bool = False, drafts: Sequence[tuple[str, float]] = ()
+    found: dict[str, Any],
+    why: str = "",
+    gated: bool = False,
+    drafts: Sequence[tuple[str, float]] = (),
+    news: str = "",
 ) -> str:
     """The card of an `Inspection` (core.inspecting), `to_dict()`; `why` is the catalogue's line on the pair, `drafts`
-    are other drafts for its target with the speed-up predicted for each, the best first."""
+    are other drafts for its target with the speed-up predicted for each, the best first; `news`: what the choice of the
+    pair changed elsewhere."""
     headline, *rest = found["verdict"]
     if gated:
         rest.insert(0, "Gated: accept its terms on its Hub page, then log in (hf auth login) or set HF_TOKEN.")
@@ -239,7 +245,9 @@ def card_html(
     return (
         f'<div class="pair-card" data-level="{escape(level)}"><p class="pair-verdict">'
         f'<b aria-hidden="true">{MARKS[level]}</b><span class="for-ears">{LEVELS[level]}: </span>'
-        f"{escape(headline)}</p><dl>{rows}</dl>"
+        f"{escape(headline)}</p>"
+        + (f'<p class="pair-news" role="status">{escape(news)}</p>' if news else "")
+        + f"<dl>{rows}</dl>"
         + (f'<p class="pair-drafts">Drafts with its tokens, and what is predicted:</p><ul>{best}</ul>' if best else "")
         + (f"<details><summary>{len(rest)} more to know</summary><ul>{more}</ul></details>" if rest else "")
         + "</div>"

@@ -51,6 +51,9 @@ def test_the_bundled_pair_keeps_its_own(page: Any) -> None:
     page.get_by_role("option").filter(has_text="pocket").click()
     page.wait_for_function("document.querySelectorAll('.prompt-chips .chip').length > 8")
     assert page.locator(".prompt-chips:visible .chip").all_inner_texts() != names
+    page.wait_for_selector(
+        "text=Method changed to Draft model; not Trained head: no trained head of the target is named."
+    )
 
 
 def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ def ticks(label: str, info: str, choices: Sequence[Any], value: Sequence[Any], e
     return gr.CheckboxGroup(list(choices), value=list(value), label=label, info=info, elem_id=elem_id, **how)
 
 
-def run_and_stop(tab: str, run: str) -> tuple[gr.Button, gr.Button]:
-    """The two buttons at the end of a tab's row, `TAB-run` and `TAB-stop`."""
+def run_and_stop(tab: str, run: str, **stop: Any) -> tuple[gr.Button, gr.Button]:
+    """The two buttons at the end of a tab's row, `TAB-run` and `TAB-stop`; `stop`: options of the second."""
     with gr.Column(elem_id=f"{tab}-buttons", elem_classes="run-and-stop", scale=0, min_width=104):
         return (
             gr.Button(run, variant="primary", elem_id=f"{tab}-run"),
-            gr.Button("Stop", elem_id=f"{tab}-stop"),
+            gr.Button("Stop", elem_id=f"{tab}-stop", **stop),
         )

@@ -105,13 +105,14 @@ class Explain:
             event(self.open, [visit, chosen, seen], shown, **QUIET)
         chosen.input(self.choose, [visit, chosen], [number, steps, costs, kind], **QUIET)
         number.input(self.step, [visit, chosen, number], steps, trigger_mode="always_last", **QUIET)
+        check.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
         check.click(
             self.check,
             [kind, continuations, visit, chosen],
             result,
             concurrency_limit=None,  # turns are taken in `Device`
             **PRIVATE,
-        )
+        ).then(lambda: gr.update(interactive=False), None, stop, **QUIET)
         stop.click(self.stop, None, None, **QUIET)
         api(self.trace, api_name="trace", queue=False)
         api(self.lossless, api_name="lossless", concurrency_limit=None)
@@ -138,7 +139,7 @@ class Explain:
                 min_width=110,
             )
             check = gr.Button("Check", variant="primary", elem_id="explain-start", scale=0, min_width=104)
-            stop = gr.Button("Stop", elem_id="explain-stop", scale=0, min_width=104)
+            stop = gr.Button("Stop", interactive=False, elem_id="explain-stop", scale=0, min_width=104)
         return kind, continuations, check, stop
 
     def open(self, visit: Visit, chosen: str | None, seen: int) -> tuple[Any, ...]:

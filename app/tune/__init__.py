@@ -208,14 +208,17 @@ class Tune:
         empty = html_block(_EMPTY, elem_id="tune-empty")
         document = gr.JSON(label="Sweep document", visible=False)
         results = Results()
-        gr.on(
+        run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
+        ended = gr.on(
             [run.click],
             self.run,
             [*plan, *sidebar],
             [status, document],
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             **PRIVATE,
-        ).then(results.show, document, [empty, *results.outputs], **PRIVATE)
+        )
+        ended.then(results.show, document, [empty, *results.outputs], **PRIVATE)
+        ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
         stop.click(self.stop, None, None, **QUIET)
         changes = [control.change for control in (*plan, controls["method"], controls["precision"])]
         gr.on(changes, self.forecast, [*plan, *sidebar], status, **QUIET)
@@ -261,7 +264,7 @@ class Tune:
             with gr.Column(elem_id="tune-amount", min_width=200, scale=2), gr.Row():
                 tokens = gr.Number(STARTING_TOKENS, label="New tokens", info="Of each run.", step=16, min_width=80)
                 repeats = gr.Number(1, label="Repeats", info="Of each setting.", step=1, min_width=80)
-            run, stop = run_and_stop("tune", "Run sweep")
+            run, stop = run_and_stop("tune", "Run sweep", interactive=False)
         return [lengths, temperatures, prompts, tokens, repeats], run, stop
 
 

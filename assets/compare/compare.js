@@ -18,13 +18,22 @@ class Comparison extends Lanes {
     this.whole = root.querySelector(".whole");
     this.steps = root.querySelector(".prompt-steps");
     this.table = new Table(root.querySelector(".table"));
-    this.root.addEventListener("busy", () => (document.documentElement.dataset.comparison = root.dataset.state));
+    this.root.addEventListener("busy", () => {
+      document.documentElement.dataset.comparison = root.dataset.state;
+      this.enableStop();
+    });
+    this.enableStop();
     this.clear();
     this.count = Number(root.dataset.count);
     this.say("idle", EMPTY);
     for (const [number, { pane }] of Object.entries(this.lanes)) {
       pane.hint(number === "1" ? HINT : "Lane " + number + " writes here.");
     }
+  }
+
+  enableStop() {
+    const stop = document.querySelector("#compare-stop");
+    if (stop) stop.disabled = !this.busy;
   }
 
   addLane(number) {

@@ -114,11 +114,13 @@ def test_the_lossless_check_and_its_broken_twin(page: Any) -> None:
 def test_a_check_can_be_stopped_and_says_what_it_saw(page: Any, engine: Any) -> None:
     explain(page)
     engine.pace = 20.0
+    assert page.is_disabled("#explain-stop")
     page.click("#explain-start")
     page.wait_for_selector(f"{RESULT}[data-kind=running] progress[max]")
     page.click("#explain-stop")
     page.wait_for_selector(DONE)
     assert re.search(r"[1-5]00 continuations", page.inner_text(RESULT))
+    page.wait_for_selector("#explain-stop:disabled")
 
 
 def test_hostile_text_stays_text(page: Any, engine: Any) -> None:

@@ -102,6 +102,7 @@ def test_a_command_can_be_copied(page: Any) -> None:
 
 def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: Any) -> None:
     engine.pace = 4.0
+    assert page.is_disabled("#tune-stop")
     page.click("#tune-run")
     page.wait_for_selector(f"{STATUS} progress")
     page.wait_for_function("document.querySelector('#tune-status progress')?.value > 40")
@@ -109,6 +110,7 @@ def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: A
     page.wait_for_selector(f"{STATUS}[data-kind='stopped']")
     assert "What was measured until then is shown" in page.inner_text(STATUS)
     page.wait_for_selector("#tune-recommendation .tune-head")
+    page.wait_for_selector("#tune-stop:disabled")
     assert {point["temperature"] for point in sweep_document(page)["points"]} == {0}
 
 

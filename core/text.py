@@ -185,13 +185,14 @@ CHAT_PROMPTS = PROMPTS.with_name("chat.toml")
 @dataclass(frozen=True)
 class Prompt:
     """`kind` groups prompts by what they show (function, repetitive, high entropy …); `note` says it in a sentence.
-    `temperature` is the one it is meant for, None: any."""
+    `temperature` is the one it is meant for, None: any; `chip`: whether a page offers it to begin with."""
 
     name: str
     text: str
     kind: str = ""
     note: str = ""
     temperature: float | None = None
+    chip: bool = True
 
 
 def answers_messages(model: Model, settings: Settings) -> bool:

@@ -11,6 +11,8 @@ from driving import open_tab, set_number
 from gradio_client import Client
 from test_hostile import HOSTILE, PICTURES
 
+from core.text import read_prompts
+
 VIEW = "document.querySelector('.comparison').view"
 SHOWN = """lane => [...document.querySelectorAll(`.comparison .pane[data-lane="${lane}"] .t`)].map(
     t => [t.dataset.outcome, t.textContent])"""
@@ -134,13 +136,16 @@ def test_the_table_is_sorted_by_any_column(page: Any) -> None:
 def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
     engine.pace = 0.3
     choose_prompts(page, "all")
+    assert page.is_disabled("#compare-stop")
     page.click("#compare-run")
     page.wait_for_function("document.querySelector('.comparison .status-text').textContent.includes('Prompt 2')")
     page.click("#compare-stop")
     wait_over(page)
+    assert page.is_disabled("#compare-stop")
     assert status(page).startswith("Stopped.")
-    finished = int(re.search(r"Over (\d+) of 15 prompts", page.inner_text(".comparison caption"))[1])
-    assert 1 <= finished < 15
+    found = re.search(r"Over (\d+) of (\d+) prompts", page.inner_text(".comparison caption"))
+    finished = int(found[1])
+    assert 1 <= finished < int(found[2]) == len(read_prompts())
     documents = page.evaluate(f"{VIEW}.runs")
     assert all(
         documents[lane][str(prompt)]["stop_reason"] != "cancelled" for lane in "123" for prompt in range(finished)

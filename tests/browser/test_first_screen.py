@@ -49,7 +49,7 @@ def test_the_bundled_pair_keeps_its_own(page: Any) -> None:
     names = page.locator(".prompt-chips:visible .chip").all_inner_texts()
     page.locator("#pair input").click()
     page.get_by_role("option").filter(has_text="pocket").click()
-    page.wait_for_function("document.querySelectorAll('.prompt-chips .chip').length > 8")
+    page.wait_for_selector(".prompt-chips:visible .chip >> text=Graph search")
     assert page.locator(".prompt-chips:visible .chip").all_inner_texts() != names
     page.wait_for_selector(
         "text=Method changed to Draft model; not Trained head: no trained head of the target is named."

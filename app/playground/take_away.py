@@ -28,15 +28,19 @@ from app.assets import asset
 from app.insides import PRIVATE, calling, give, on_load, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
-from app.settings import CONTROLS
+from app.settings import CONTROLS, prompt_text
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_page
 from core.cli import command
 from core.errors import UserError
-from core.records import Run, Settings, Token, depths
+from core.records import Candidate, Run, Settings, Token, depths
 
 SCRIPT = "playground/take_away.js"
-TELL_SETTINGS = "(...values) => { document.dispatchEvent(new CustomEvent('settings-changed', { detail: values })); }"
+NAMES = ("prompt", *CONTROLS)
+TELL_SETTINGS = (
+    f"(...values) => {{ const detail = Object.fromEntries({json.dumps(NAMES)}.map((name, i) => [name, values[i]])); "
+    "document.dispatchEvent(new CustomEvent('settings-changed', { detail })); }"
+)
 
 
 COPIED = (
@@ -73,7 +77,7 @@ class TakeAway:
             js_on_load=on_load(SCRIPT, "take"),
             apply_default_css=False,
             elem_id="take-away",
-            names=["prompt", *CONTROLS],
+            names=list(NAMES),
             start=[],
         )
 
@@ -81,17 +85,17 @@ class TakeAway:
         """Follow the controls, read the address when the page opens, answer the buttons."""
         self.controls = controls
         self.prompt = prompt
-        inputs = [prompt, *(controls[name] for name in CONTROLS)]
+        inputs = [prompt, *(controls[name] for name in CONTROLS)]  # as NAMES has them
         give(self.bar, start=[each.value for each in inputs])
         gr.on([each.change for each in inputs], None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
         page.load(
             self.read_address,
             self.bar,
             [*inputs, self.bar],
-            js=calling(SCRIPT, "settingsInAddress", ["prompt", *CONTROLS]),
+            js=calling(SCRIPT, "settingsInAddress", list(NAMES)),
             **PRIVATE,
         ).then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
-        self.bar.take(self.take, visit, self.bar, concurrency_limit=2, **PRIVATE)
+        self.bar.take(self.take, [visit, *inputs], self.bar, concurrency_limit=2, **PRIVATE)
 
     def read_address(self, query: str) -> dict[Any, Any]:
         """What the page's address says, into the controls; what it cannot mean, into a sentence each."""
@@ -99,10 +103,15 @@ class TakeAway:
         shown = {self.prompt if name == "prompt" else self.controls[name]: value for name, value in values.items()}
         return {**shown, self.bar: answer(say=" ".join(refused), error=bool(refused))}
 
-    def take(self, visit: Visit, event: gr.EventData) -> str:
-        """One entry of the visit as a file or as a command."""
+    def take(self, visit: Visit, event: gr.EventData, prompt: str = "", *values: Any) -> str:
+        """One entry of the visit as a file or as a command; without a number, the command of what is set now."""
         wanted = sent_with(event)
+        if wanted.get("form") == "command" and wanted.get("number") is None:
+            return answered(lambda: self._command_now(prompt, dict(zip(CONTROLS, values))))
         return answered(lambda: _taken(self._entry(visit, wanted.get("number")), wanted.get("form")))
+
+    def _command_now(self, prompt: str, controls: dict[str, Any]) -> dict[str, Any]:
+        return {"copy": command(self.check(**controls), prompt_text(prompt)), "say": COPIED}
 
     @staticmethod
     def _entry(visit: Visit, number: Any) -> Entry:
@@ -119,8 +128,8 @@ def _taken(entry: Entry, form: Any) -> dict[str, Any]:
 
 
 COLUMNS = (
-    "run", "method", "round", "position", "id", "text", "outcome", "p", "q", "draw", "draft_seconds",
-    "verify_seconds", "other_seconds",
+    "run", "method", "round", "position", "id", "text", "outcome", "p", "q", "draw", "model_p", "model_q",
+    "draft_seconds", "verify_seconds", "other_seconds",
 )  # fmt: skip
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
 """Cells that begin so are taken for formulas by spreadsheets."""
@@ -154,7 +163,8 @@ def as_json(document: dict[str, Any]) -> str:
 
 def as_csv(runs: list[Run]) -> str:
     """One row per drafted or emitted token. `position` counts from 0 in the output: where the token stands, or would
-    have stood. The seconds are those of its whole round."""
+    have stood. `p` and `q` are those of the test, which greedy decoding makes 0 or 1; `model_p` and `model_q` are then
+    what the models themselves gave, as far as it was recorded. The seconds are those of its whole round."""
     file = StringIO()
     writer = csv.writer(file, lineterminator="\r\n")
     writer.writerow(COLUMNS)
@@ -168,15 +178,21 @@ def _rows(run: Run) -> Iterator[list[Any]]:
     written = 0
     for round_ in run.rounds:
         times = [round_.draft_seconds, round_.verify_seconds, round_.other_seconds]
+        greedy = run.settings.temperature == 0
         for token, depth in zip(round_.drafted, depths(round_)):
-            yield [round_.index, written + depth, *_cells(token), *times]
+            yield [round_.index, written + depth, *_cells(token, greedy), *times]
         written += len(round_.kept)
         if round_.emitted:
-            yield [round_.index, written - 1, *_cells(round_.emitted), *times]
+            yield [round_.index, written - 1, *_cells(round_.emitted, greedy), *times]
 
 
-def _cells(token: Token) -> list[Any]:
-    return [token.id, harmless(token.text), token.outcome, token.p, token.q, token.draw]
+def _cells(token: Token, greedy: bool) -> list[Any]:
+    own = [_recorded(top, token.id) if greedy else None for top in (token.top_target, token.top_draft)]
+    return [token.id, harmless(token.text), token.outcome, token.p, token.q, token.draw, *own]
+
+
+def _recorded(top: list[Candidate] | None, token_id: int) -> float | None:
+    return next((each.p for each in top or () if each.id == token_id), None)
 
 
 def harmless(text: str) -> str:

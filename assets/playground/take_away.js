@@ -56,8 +56,9 @@ class TakeAway {
     if (text) this.silence = setTimeout(() => this.say(""), error ? 20_000 : 6000);
   }
 
-  follow(values) {
-    this.prompt = values[0] ?? "";
+  follow(settings) {
+    const values = this.props.names.map((name) => settings[name]);
+    this.prompt = settings.prompt ?? "";
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
       const next = addressOf(location.href, this.props.names, this.props.start, values);

@@ -58,6 +58,7 @@ def test_csv_has_a_row_for_every_token() -> None:
         assert [int(row["id"]) for row in kept] == run.token_ids
         assert [int(row["position"]) for row in kept] == list(range(len(run.token_ids)))
         assert {row["method"] for row in mine} == {run.settings.method}
+        assert {row["model_p"] for row in mine if row["outcome"] in ("accepted", "plain")} == {"0.71"}, "not the test's"
     token = next(t for r in runs[0].rounds for t in r.drafted)
     assert (float(found[0]["p"]), float(found[0]["q"]), float(found[0]["draw"])) == (token.p, token.q, token.draw)
 

@@ -10,12 +10,14 @@ from opened import finished_race
 
 from app.playground.take_away import TakeAway
 from app.serving.visit import Visit
+from app.settings import CONTROLS
 from core.records import Settings
 
 
 def taken(visit: Visit, **asked: Any) -> dict[str, Any]:
     event: gr.EventData = SimpleNamespace(_data=asked)  # type: ignore[assignment]
-    return json.loads(TakeAway(lambda **_: Settings()).take(visit, event))
+    values = ["plain" if name == "method" else None for name in CONTROLS]
+    return json.loads(TakeAway(lambda **given: Settings(method=given["method"])).take(visit, event, "now", *values))
 
 
 def visit_of_two() -> Visit:
@@ -33,7 +35,10 @@ def test_without_a_number_it_is_what_the_playground_shows() -> None:
 
 def test_a_command_is_for_the_clipboard_and_a_file_has_a_name() -> None:
     visit = visit_of_two()
-    assert taken(visit, form="command")["copy"].startswith("python -m core generate ")
+    assert "--prompt first" in taken(visit, form="command", number=1)["copy"]
+    assert taken(Visit(), form="command")["copy"].startswith(
+        "python -m core generate --target pocket --method plain --prompt now"
+    )
     names = [taken(visit, form=form)["name"] for form in ("json", "csv", "html")]
     assert names == ["speculative-race-2.json", "speculative-race-2.csv", "speculative-race-2.html"]
 
@@ -62,7 +67,7 @@ def test_what_is_not_there_is_a_sentence(asked: dict[str, Any], words: str) -> N
 def test_a_prompt_no_command_line_carries_is_a_sentence() -> None:
     visit = Visit()
     visit.shown = visit.add("race", finished_race("a\0b")).number
-    assert "--prompt-file" in taken(visit, form="command")["say"]
+    assert "--prompt-file" in taken(visit, form="command", number=visit.shown)["say"]
 
 
 def test_nothing_in_an_answer_looks_like_a_tag() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import re
 import shlex
 import time
 import weakref
@@ -70,7 +71,8 @@ def noticed(page: Any, words: str) -> None:
 
 
 def test_the_bar_by_keyboard_and_before_the_first_run(page: Any) -> None:
-    page.click("[data-take=command]")
+    page.click(".take-away summary")
+    page.click("[data-take=json]")
     noticed(page, "press Run first")
     assert page.get_attribute(NOTICE, "role") == "alert"
     page.click(f"{NOTICE} button")
@@ -87,17 +89,22 @@ def test_the_bar_by_keyboard_and_before_the_first_run(page: Any) -> None:
     assert page.get_attribute("#stop", "data-keys") == "Esc"
 
 
-def test_what_is_taken_away_is_the_run_shown_not_the_controls(page: Any) -> None:
+def test_files_hold_the_run_shown_link_and_command_what_is_set_now(page: Any) -> None:
     set_number(page, "Seed", 5)
     page.fill("#prompt textarea", "it's\n$HOME")
     run_to_end(page)
-    set_number(page, "Seed", 6)
     page.click("[data-take=command]")
     noticed(page, "copied")
     parsed = parser().parse_args(shlex.split(clipboard(page))[3:])
     assert parsed.prompt == "it's\n$HOME"
     assert settings_of(parsed).to_dict() == page.evaluate(f"{SHOWN}.speculative.settings")
-    assert settings_of(parsed).seed == 5
+    set_number(page, "Seed", 6)
+    page.wait_for_function("location.search.includes('seed=6')")
+    for form in ("link", "command"):
+        page.click(f"{NOTICE} button")
+        page.click(f"[data-take={form}]")
+        noticed(page, f"The {form} is copied")
+        assert re.search(r"seed[= ]6", clipboard(page))
     document = json.loads(download(page, "[data-take=json]"))
     assert digest(document) == shown(page)
     rows = list(csv.DictReader(StringIO(download(page, "[data-take=csv]"), newline="")))

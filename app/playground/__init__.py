@@ -17,7 +17,7 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, guarded
 from app.serving.visit import Visit
-from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text, settings_from
+from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, prompt_text, settings_from
 from app.sidebar.picker import Choice
 from app.tokens import stream, token_stream
 from core.errors import UserError
@@ -38,6 +38,11 @@ def starting_prompts(chat: bool = False) -> list[Prompt]:
         return read_prompts(chat=chat) or [fallback]
     except UserError:
         return [fallback]
+
+
+def chip_prompts(chat: bool = False) -> list[Prompt]:
+    """Those whose answers read well."""
+    return [prompt for prompt in starting_prompts(chat) if prompt.chip]
 
 
 class Playground:
@@ -73,6 +78,7 @@ class Playground:
                 yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}
 
     def _events(self, prompt: str, controls: dict[str, Any], stop: Any, runs: list[Run]) -> Iterator[Event]:
+        yield {"e": "asked", "controls": {name: controls.get(name) for name in ("method", *PAIR_CONTROLS)}}
         settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
         yield from queued_race(self.device, self.engine, prompt_text(prompt), settings, stop, runs)
 
@@ -82,7 +88,7 @@ class Playground:
 
     def build(self, controls: dict[str, Any], visit: gr.State) -> tuple[gr.Textbox, gr.HTML]:
         """Lay out the tab and wire its buttons to the controls of the sidebar; its prompt and its race."""
-        prompts = starting_prompts(self.engine.chat)
+        prompts = chip_prompts(self.engine.chat)
         with gr.Row(elem_id="prompt-row"):
             prompt = gr.Textbox(
                 prompts[0].text,
@@ -93,15 +99,17 @@ class Playground:
                 scale=1,
                 placeholder="Write something for the target to continue…",
             )
-            with gr.Column(elem_id="buttons", scale=0, min_width=104):
+            with gr.Column(elem_id="buttons", scale=0, min_width=236):
                 run = gr.Button("Run", variant="primary", elem_id="run")
+                gr.Button("Run ×5", elem_id="run-five")  # this and the next are pressed in the browser alone
+                gr.Button("Watch it slowly", elem_id="watch")
                 stop = gr.Button("Stop", elem_id="stop")
         note = html_block(note_html(prompts[0]), elem_id="prompt-note")
         self._rows = {
-            chat: self._chips(starting_prompts(chat), chat == self.engine.chat, prompt, note, controls["temperature"])
+            chat: self._chips(chip_prompts(chat), chat == self.engine.chat, prompt, note, controls["temperature"])
             for chat in (self.engine.chat, not self.engine.chat)
         }
-        race = token_stream(elem_id="race", label="Events")
+        race = token_stream(elem_id="race", label="Events", method=self.engine.settings.method)
         document = gr.JSON(label="Documents", visible=False)
         self.finished = gr.on(
             [run.click],

@@ -1,7 +1,8 @@
 """A race as a stream of events: plain dictionaries, in the order in which the page draws them.
 
-Events (`e` names the kind): `status` (what is going on, in words), `open` (a lane and the head of its run document),
-`round` (one round of a lane, as in the document), `end` (the rest of a lane's document), `verdict`, `error`, `done`.
+Events (`e` names the kind): `asked` (the controls that decide pair and method, of the page's own runs), `status` (what
+is going on, in words), `open` (a lane and the head of its run document), `round` (one round of a lane, as in the
+document), `end` (the rest of a lane's document), `verdict`, `error`, `done`.
 A lane's `open`, `round` and `end` events together are its run document: what is shown is what is exported.
 
 What a finished race says in words: is the text the same, was it faster, and if not, why not.
@@ -121,7 +122,7 @@ def verdict(speculative: Run, plain: Run, divergence: Divergence | None) -> Verd
     if speculative.settings.temperature > 0:
         return Verdict(
             "chance",
-            "The texts differ by chance, the law is the same: both are drawn from the target's own distribution.",
+            "The texts differ because every word is drawn by lot; both lanes draw with the target's own odds.",
         )
     if divergence is None:
         return Verdict("identical", f"Identical to plain decoding, all {len(speculative.token_ids)} tokens.")

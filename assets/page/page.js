@@ -36,6 +36,9 @@ export function mount() {
   const apple = /Mac|iPhone|iPad/.test(navigator.platform);
   whenThere("#run", (run) => showKeys(run, apple ? "\u2318\u23ce" : "Ctrl \u23ce", "Control+Enter Meta+Enter", "Race both lanes on this prompt"));
   whenThere("#stop", (stop) => showKeys(stop, "Esc", "Escape", "Stop your runs; what is written so far stays"));
+  whenThere("#run-five", (five) => (five.title = "Five runs of the same, one after the other: how far the speed-up spreads"));
+  whenThere("#watch", (watch) => (watch.title = "The run below at reading pace, both lanes on one slowed clock; runs first where there is none"));
+  whenThere("#stop", (stop) => (stop.disabled = document.documentElement.dataset.race !== "busy"));
   whenThere("#run", (run) => run.focus({ preventScroll: true }));
   whenThere("#sidebar", (sidebar) => {
     connectHelp(sidebar);

@@ -1,62 +1,92 @@
-/* What only the race of this page's own Run button has: Run, Stop, their keys, and a run asked for during another. */
+/* What only the race of this page's own buttons has: Run, Run ×5, Watch it slowly, Stop, their keys, and what was asked
+   for during a run. */
 
 import { mountRace } from "../tokens/race.js";
+import { connectStanding } from "./standing.js";
 
-const EMPTY =
-  "Press Run: a small draft model proposes the next few tokens, the target checks them all in one pass, and beside it the " +
-  "same target writes alone. Same text, less time.";
+const REPEATS = 5;
+const NARROW = 820;
 
 function connectButtons(race) {
   let sent = 0;
-  let queued = false;
+  let asked = 0;
+  let left = 0;
+  let watching = false;
+
+  const button = (name) => document.querySelector("#" + name);
 
   race.root.addEventListener("busy", () => {
     document.documentElement.dataset.race = race.root.dataset.state;
-    if (race.busy || !queued) return;
-    queued = false;
-    setTimeout(() => document.querySelector("#run")?.click(), 0);
+    if (button("stop")) button("stop").disabled = !race.busy;
+    if (race.busy) return;
+    if (race.failed) left = watching = 0;
+    if (left) setTimeout(() => button("run")?.click(), 0);
+    else if (watching) setTimeout(watch, 0);
   });
   document.addEventListener("click", (event) => {
-    if (event.target.closest?.("#run")) onRun(event);
-    else if (event.target.closest?.("#stop")) onStop();
+    const pressed = event.target.closest?.("#run, #run-five, #watch, #stop")?.id;
+    if (pressed === "run") onRun(event);
+    else if (pressed === "run-five") ask(REPEATS);
+    else if (pressed === "watch") watch();
+    else if (pressed === "stop") onStop();
   }, true);
   document.addEventListener("race-over", () => {
     sent = Math.max(0, sent - 1);
     if (sent > 0 || !race.busy) return;
-    if (race.status.dataset.kind === "starting") race.say("idle", EMPTY);
+    if (race.status.dataset.kind === "starting") race.say("idle", "");
     race.done();
   });
   document.addEventListener("keydown", (event) => {
     if (!race.root.checkVisibility()) return; // another tab is shown: the keys are its
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
-      document.querySelector("#run")?.click();
+      button("run")?.click();
     } else if (event.key === "Escape" && !event.defaultPrevented) {
-      if (race.busy) document.querySelector("#stop")?.click();
+      if (race.busy) button("stop")?.click();
     }
   });
 
-  function onRun(event) {
-    if (!race.busy) {
-      sent += 1;
-      race.busy = true;
-      race.say("starting", "Starting\u2026");
-      return;
+  /** So many runs one after the other, after the one that is on. */
+  function ask(times) {
+    asked = left = times;
+    if (!race.busy) button("run")?.click();
+    else {
+      const which = times > 1 ? "your runs start" : "your next run starts";
+      race.say("queued", "Queued: " + which + " when this one ends. Stop cancels all.");
     }
-    event.stopImmediatePropagation();
-    event.preventDefault();
-    queued = true;
-    race.say("queued", "Queued: your next run starts when this one ends. Stop cancels both.");
+  }
+
+  function onRun(event) {
+    if (race.busy) {
+      event.stopImmediatePropagation();
+      event.preventDefault();
+      return ask(1);
+    }
+    if (!left) asked = left = 1;
+    left -= 1;
+    sent += 1;
+    race.prefix = asked > 1 ? "Run " + (asked - left) + " of " + asked + ". " : "";
+    race.busy = true;
+    if (innerWidth <= NARROW) race.root.scrollIntoView({ block: "start" });
+    race.say("starting", race.prefix + "Starting\u2026");
+  }
+
+  /** The run shown, slowly; where there is none of what is chosen, once it is over. */
+  function watch() {
+    watching = race.busy || !race.replay.length || race.root.hasAttribute("data-past");
+    if (!watching) race.scrubber.watch();
+    else if (!race.busy) button("run")?.click();
   }
 
   function onStop() {
-    queued = false;
+    left = 0;
+    watching = false;
     if (race.busy) race.say("stopping", "Stopping\u2026");
   }
 }
 
 export function mount(element, page) {
   const race = mountRace(element, page);
-  race.say("idle", EMPTY);
   connectButtons(race);
+  connectStanding(race, page.props.method);
 }

@@ -1,8 +1,8 @@
 /* The card of one token: what it is, what became of it and why. Shown on hover and on focus. */
 
 import { make } from "../page/elements.js";
-import { testWords } from "./story.js";
-import { probability, quoted } from "./text.js";
+import { lawsAt, testWords } from "./story.js";
+import { figure, quoted } from "./text.js";
 
 const OUTCOMES = {
   accepted: "Accepted: the target agreed with the draft",
@@ -13,6 +13,7 @@ const OUTCOMES = {
   plain: "Plain: the target\u2019s own next token",
 };
 
+const GREEDY = "Greedy: only the likeliest stands. ";
 const RESIDUAL = "Drawn from what the target has over the draft: max(0, p \u2212 q), renormalised.";
 
 export class Card {
@@ -59,13 +60,14 @@ export class Card {
     const boxes = span.getClientRects();
     const last = boxes[boxes.length - 1] ?? span.getBoundingClientRect();
     const first = boxes[0] ?? last;
-    const { offsetWidth: width, offsetHeight: height } = this.box;
+    const zoom = this.box.currentCSSZoom ?? 1; // the page may be enlarged: its own lengths are, too
+    const [width, height] = [this.box.offsetWidth * zoom, this.box.offsetHeight * zoom];
     const below = last.bottom + 8;
     const above = first.top - 8 - height;
     const top = below + height <= innerHeight - 8 || above < 8 ? below : above;
     const left = Math.max(8, Math.min(last.left - 12, document.documentElement.clientWidth - width - 8));
-    this.box.style.left = left + "px";
-    this.box.style.top = top + "px";
+    this.box.style.left = left / zoom + "px";
+    this.box.style.top = top / zoom + "px";
   }
 }
 
@@ -78,8 +80,10 @@ function cardContent(span, greedy) {
     ? "round " + (round.index + 1) + ", the target\u2019s own token"
     : "round " + (round.index + 1) + ", " + (position + 1) + " of " + round.drafted.length + " drafted";
   parts.push(make("p", "card-where", where));
-  if (token.p != null && (token.q != null || !greedy)) parts.push(bars(token));
-  if (token.q != null) parts.push(make("p", "card-test", testWords(round, position, greedy)));
+  const known = figuresOf(token, round, position, greedy);
+  if (known) parts.push(bars(known));
+  const rule = greedy && known ? GREEDY : "";
+  if (token.q != null) parts.push(make("p", "card-test", rule + testWords(round, position, greedy)));
   else if (token.outcome === "corrected" && !greedy) parts.push(make("p", "card-test", RESIDUAL));
   const rows = make("div", "card-tops");
   if (token.top_target) rows.append(tops("target would say", token.top_target, token.id));
@@ -95,21 +99,32 @@ export function outcomeLine(token) {
   return line;
 }
 
+/**
+ * p and q of a token, each {value} or {most}, as both models have them: greedy decoding makes 0 and 1 of that, and there
+ * they are known where the likeliest were recorded. Null where nothing is.
+ */
+function figuresOf(token, round, position, greedy) {
+  if (!greedy) return token.p == null ? null : { p: { value: token.p }, q: token.q == null ? null : { value: token.q } };
+  if (!token.top_target) return null;
+  const { p, q } = lawsAt(token, round, position, greedy).find((row) => row.id === token.id);
+  return { p, q: position < 0 ? null : q };
+}
+
 /** p and q as two short bars on the same scale; p alone for the target's own tokens. */
-function bars(token) {
+function bars({ p, q }) {
   const box = make("div", "card-bars");
-  box.append(bar("p, target", token.p, "p"));
-  if (token.q != null) box.append(bar("q, draft", token.q, "q"));
+  box.append(bar("p, target", p, "p"));
+  if (q) box.append(bar("q, draft", q, "q"));
   return box;
 }
 
-function bar(name, value, kind) {
+function bar(name, { value, most }, kind) {
   const row = make("div", "card-bar");
   const track = make("span", "card-track");
-  const filled = make("i", "fill-" + kind);
-  filled.style.width = 100 * (value ?? 0) + "%";
+  const filled = make("i", "fill-" + kind + (value == null ? " bound" : ""));
+  filled.style.width = 100 * (value ?? most) + "%";
   track.append(filled);
-  row.append(make("span", "card-name", name), track, make("b", "", probability(value)));
+  row.append(make("span", "card-name", name), track, make("b", "", figure({ value, most })));
   return row;
 }
 
@@ -118,7 +133,7 @@ function tops(title, candidates, id) {
   table.append(make("p", "card-top-title", title));
   for (const candidate of candidates) {
     const row = make("p", candidate.id === id ? "card-candidate chosen" : "card-candidate");
-    row.append(make("code", "", quoted(candidate.text)), make("span", "", probability(candidate.p)));
+    row.append(make("code", "", quoted(candidate.text)), make("span", "", figure({ value: candidate.p })));
     table.append(row);
   }
   return table;

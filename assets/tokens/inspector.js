@@ -5,7 +5,7 @@ import { outcomeLine } from "./card.js";
 import { fitTree, roundDrawing } from "./drawing.js";
 import { seconds } from "./tally.js";
 import { acceptance, isTree, laterSibling, lawsAt, residualOf, siblingsOf, testWords } from "./story.js";
-import { probability, quoted } from "./text.js";
+import { figure, probability, quoted } from "./text.js";
 
 export class Inspector {
   constructor(race) {
@@ -214,16 +214,12 @@ function lawRow(row, chosen) {
     filled.style.width = 100 * Math.min(1, value ?? most) + "%";
     track.append(filled);
     bars.append(track);
-    const figure = make("span", "", value == null ? atMost(most) : probability(value));
-    figure.setAttribute("aria-label", kind + " " + figure.textContent);
-    figures.append(figure);
+    const words = make("span", "", figure({ value, most }));
+    words.setAttribute("aria-label", kind + " " + words.textContent);
+    figures.append(words);
   }
   item.append(name, bars, figures);
   return item;
-}
-
-function atMost(value) {
-  return value < 0.0001 ? "<0.0001" : "\u2264" + probability(value);
 }
 
 /** How it was judged; for the target's own token, what it was drawn from. */

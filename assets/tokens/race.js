@@ -3,7 +3,7 @@
 import { copyText } from "../page/hand_over.js";
 import { Inspector } from "./inspector.js";
 import { LaneView, Lanes } from "./lanes.js";
-import { Numbers } from "./numbers.js";
+import { Numbers, Repeats } from "./numbers.js";
 import { KEPT } from "./pane.js";
 import { Replay } from "./replay.js";
 import { Scrubber, connectTimeline } from "./scrubber.js";
@@ -28,6 +28,10 @@ export class Race extends Lanes {
       if (this.busy) this.replay.leave();
       this.scrubber.draw();
     });
+    this.asked = null;
+    this.failed = false;
+    this.prefix = "";
+    this.repeats = new Repeats();
     this.say("idle", "A race that is over is shown here.");
     this.hint();
   }
@@ -47,23 +51,29 @@ export class Race extends Lanes {
 
   take(event) {
     if (event.e === "verdict") this.verdict(event);
+    else if (event.e === "asked") this.incoming = event.controls;
     else super.take(event);
   }
 
+  /** `asked`: the controls that the run shown was started with, null where it came by another way; `failed`: whether a
+   * later one came to nothing. */
   begin() {
     super.begin();
     this.fresh = true;
+    this.incoming = null;
   }
 
   /** The lanes of a new run replace those of the last one only once there is something to show. */
   open(name, run) {
     if (this.fresh) {
-      this.fresh = false;
+      this.fresh = this.failed = false;
+      this.asked = this.incoming;
       this.inspector.close();
       this.clear();
       this.lanes.speculative.pane.hint("Speculation is off.");
-    }
-    super.open(name, run);
+      super.open(name, run);
+      this.root.dispatchEvent(new Event("shown"));
+    } else super.open(name, run);
   }
 
   clear() {
@@ -73,17 +83,21 @@ export class Race extends Lanes {
   }
 
   addRound(event) {
-    if (event.prefill !== undefined) this.say("running", RACING);
+    if (event.prefill !== undefined) this.say("running", this.prefix + RACING);
     this.timeline.add(event.lane, super.addRound(event), event.round);
   }
 
   verdict({ kind, text, why }) {
     this.say(kind, text, why ?? "");
     this.flush();
+    const { speculative, plain } = this.documents;
+    const whole = this.asked && speculative && plain && kind !== "stopped";
+    if (whole) this.numbers.showSpread(this.repeats.add(speculative, plain));
     this.announce.textContent = this.numbers.sentence();
   }
 
   done() {
+    this.failed = this.fresh;
     super.done();
     this.inspector.refresh();
   }

@@ -3,12 +3,27 @@
 
 import { placesOf } from "./drawing.js";
 import { Tally, seconds } from "./tally.js";
-import { Moment, beatsOf } from "./story.js";
+import { Moment, beatsOf, toldBeats } from "./story.js";
 
-const SLOW = 0;
-const SLOW_WAITS = { draft: 0.18, judge: 0.8, emit: 0.9 };
 const LONGEST_FRAME = 0.1;
-const KEYS = "On its controls Space plays, \u2190 and \u2192 step, Page Up and Page Down go by rounds; Esc or Leave ends it.";
+const READ_FOR = 0.6;
+const KEYS = "Space plays and pauses, \u2190 and \u2192 step, Esc leaves.";
+
+export const READING = 0;
+
+/** How many times slower a run goes so that each of its judgements can be read, to one digit. */
+export function readingFactor(rounds) {
+  const told = rounds.reduce((sum, round) => sum + toldBeats(round), 0);
+  const checking = rounds.reduce((sum, round) => sum + seconds(round) - round.draft_seconds, 0);
+  const factor = checking > 0 ? (READ_FOR * told) / checking : 1;
+  const digit = 10 ** Math.floor(Math.log10(factor));
+  return Math.max(1, Math.round(factor / digit) * digit);
+}
+
+/** An engine time as a person says it. */
+function duration(time) {
+  return time < 0.995 ? Number((1000 * time).toPrecision(3)) + " ms" : time.toFixed(2) + " s";
+}
 
 /** One lane in a replay: its rounds in engine time, and its tokens in the order in which they appear. */
 class ReplayLane {
@@ -49,8 +64,8 @@ class ReplayLane {
     return found < 0 ? this.rounds.length : found;
   }
 
-  /** Show the first `count` rounds, and of the next what has come of it at `moment`. */
-  show(count, moment = null) {
+  /** Show the first `count` rounds, and of the next what has come of it at `moment`; `time` on the clock of all lanes. */
+  show(count, time, moment = null) {
     const extra = moment ? moment.drafted + (moment.emitted ? 1 : 0) : 0;
     this.showTokens(this.counts[count] + extra);
     this.waiting.forEach((span) => span.classList.remove("pending"));
@@ -58,7 +73,7 @@ class ReplayLane {
     this.waiting = this.waiting.filter((_, i) => moment.pending(i));
     this.waiting.forEach((span) => span.classList.add("pending"));
     this.sum(count);
-    this.pane.note.textContent = "at " + this.tally.elapsed.toFixed(2) + " s of engine time";
+    this.pane.note.textContent = "at " + duration(time) + " of engine time";
     if (!this.pane.held) this.pane.stream.scrollTop = this.pane.stream.scrollHeight;
   }
 
@@ -97,7 +112,7 @@ export class Replay {
   constructor(race) {
     this.race = race;
     this.lanes = null;
-    this.speed = SLOW;
+    this.speed = READING;
     this.playing = false;
     this.onchange = () => {};
   }
@@ -128,8 +143,30 @@ export class Replay {
     this.drawn = null;
     for (const [name, lane] of Object.entries(race.lanes)) if (lane.run) this.lanes[name] = new ReplayLane(lane);
     race.root.dataset.replay = "";
-    race.say("replay", "Replay of this run, in its own engine time.", KEYS);
+    race.root.dispatchEvent(new Event("replay"));
+    this.factor = readingFactor(this.leader.rounds);
+    this.tell();
     this.place(0, 0);
+  }
+
+  /** Seconds of engine time that pass in a second of the replay. */
+  get rate() {
+    return this.speed === READING ? 1 / this.factor : this.speed;
+  }
+
+  setSpeed(speed) {
+    this.speed = speed;
+    if (this.active) this.tell();
+  }
+
+  /** How fast the one clock of the replay goes, by which both lanes are shown. */
+  tell() {
+    const { rate } = this;
+    const times = Number((rate < 1 ? 1 / rate : rate).toPrecision(3)).toLocaleString("en");
+    const both = Object.keys(this.lanes).length > 1;
+    const pace = rate === 1 ? "as fast as" : times + " times " + (rate < 1 ? "slower than" : "faster than");
+    const words = (both ? "Both lanes on one clock, " : "One lane, ") + pace + (both ? " they ran" : " it ran");
+    this.race.say("replay", words + ": a second here is " + duration(rate) + " of the engine.", KEYS);
   }
 
   leave() {
@@ -144,6 +181,7 @@ export class Replay {
     race.flush();
     race.inspector.refresh();
     this.onchange();
+    race.root.dispatchEvent(new Event("replay"));
   }
 
   /** Go to a round, after `done` of its beats (all of them where it is not given). */
@@ -184,7 +222,6 @@ export class Replay {
     if (!this.active || this.playing) return;
     if (this.time >= this.end - 1e-9) this.place(0, 0);
     this.playing = true;
-    this.waited = 0;
     this.onchange();
     let last = performance.now();
     const frame = (now) => {
@@ -213,17 +250,9 @@ export class Replay {
     return this.round === this.leader.rounds.length - 1 && this.done === this.beats.length;
   }
 
-  /** Let `passed` seconds go by: of the slow motion, or of engine time at the chosen speed. */
+  /** Let `passed` seconds of the replay go by. */
   advance(passed) {
-    if (this.speed === SLOW && !this.finished) {
-      this.waited += passed;
-      const next = this.beats[this.done] ?? { kind: "draft" };
-      if (this.waited < SLOW_WAITS[next.kind] && this.done + this.round > 0) return;
-      this.waited = 0;
-      this.move(1);
-      return;
-    }
-    const time = Math.min(this.end, this.time + passed * (this.speed || 0.25));
+    const time = Math.min(this.end, this.time + passed * this.rate);
     while (this.nextTime() <= time + 1e-9 && this.move(1));
     this.time = time;
   }
@@ -255,8 +284,8 @@ export class Replay {
     this.drawn = key;
     const moment = new Moment(leader.rounds[this.round], this.done, this.beats);
     for (const lane of Object.values(lanes)) {
-      if (lane === leader) lane.show(this.round + (moment.over ? 1 : 0), moment.over ? null : moment);
-      else lane.show(lane.overAt(this.time));
+      if (lane === leader) lane.show(this.round + (moment.over ? 1 : 0), this.time, moment.over ? null : moment);
+      else lane.show(lane.overAt(this.time), this.time);
     }
     race.drawTallies(Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.tally])));
     race.timeline.choose(race.lanes.speculative.run ? this.round : null);

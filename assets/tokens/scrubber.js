@@ -2,7 +2,8 @@
 
 import { fitTree, roundDrawing } from "./drawing.js";
 import { scale, timesOf } from "./inspector.js";
-import { acceptance, beatWords, isTree } from "./story.js";
+import { READING } from "./replay.js";
+import { acceptance, beatWords, laterSibling, phaseOf } from "./story.js";
 
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -16,6 +17,7 @@ export class Scrubber {
     this.label = this.box.querySelector(".scrubber-round");
     this.speed = this.box.querySelector("select");
     this.stage = root.querySelector(".stage");
+    this.phases = [...root.querySelectorAll(".stage-phases [data-phase]")];
     this.title = root.querySelector(".stage-title");
     this.words = root.querySelector(".stage-words");
     this.buttons = {};
@@ -24,7 +26,7 @@ export class Scrubber {
       button.addEventListener("click", () => this.do(button.dataset.do));
     }
     this.slider.addEventListener("input", () => this.goTo(Number(this.slider.value) - 1));
-    this.speed.addEventListener("change", () => (this.replay.speed = Number(this.speed.value)));
+    this.speed.addEventListener("change", () => this.replay.setSpeed(Number(this.speed.value)));
     this.box.addEventListener("keydown", (event) => this.key(event));
     this.replay.onchange = () => this.draw();
     STILL.addEventListener("change", () => this.draw());
@@ -43,6 +45,16 @@ export class Scrubber {
 
   play() {
     if (!STILL.matches) this.replay.play();
+  }
+
+  /** From the beginning, slow enough to be read. */
+  watch() {
+    this.speed.value = READING;
+    this.replay.setSpeed(READING);
+    this.replay.pause();
+    this.replay.seek(0, 0);
+    this.play();
+    this.stage.parentElement.scrollIntoView({ block: "nearest" });
   }
 
   leave() {
@@ -111,20 +123,23 @@ export class Scrubber {
     this.title.textContent = "Round " + (replay.round + 1);
     this.words.setAttribute("aria-live", replay.playing ? "off" : "polite");
     this.words.textContent = beatWords(round, moment.beat, race.lanes[lane].tally.greedy);
+    const phase = phaseOf(round, moment.beat);
+    for (const each of this.phases) each.toggleAttribute("data-on", each.dataset.phase === phase);
     const drawing = roundDrawing(round, moment, moment.beat?.index ?? null, null);
     this.stage.replaceChildren(drawing, ...this.test(round, moment.beat));
     this.fit(drawing);
   }
 
-  /** Of a chain there is room for the number drawn, too. */
+  /** The number drawn, where the p and q that are recorded are those of the test. */
   test(round, beat) {
-    if (beat?.kind !== "judge" || isTree(round)) return [];
+    const { greedy } = this.race.lanes[this.replay.leaderName].tally;
+    if (greedy || beat?.kind !== "judge" || laterSibling(round, beat.index)) return [];
     const token = round.drafted[beat.index];
     return token.draw == null ? [] : [scale(acceptance(token), token.draw)];
   }
 
   fit(drawing) {
-    fitTree(drawing, this.stage.clientWidth, this.stage.clientHeight);
+    fitTree(drawing, drawing.clientWidth, this.stage.clientHeight);
     this.keepInside(drawing.querySelector('.tree-node[aria-current="true"]'));
   }
 

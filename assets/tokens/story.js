@@ -36,15 +36,29 @@ function judgedOrder(round) {
 
 /**
  * The moments of a round, in order: {kind: "draft" | "judge" | "emit", index, at}, `at` in seconds of engine time since
- * the round began. The target judges in one pass, so all judgements share its end.
+ * the round began. The target judges all in one pass: the judgements are told one by one over the time of that pass, so
+ * that a clock which goes evenly leaves time to read each.
  */
 export function beatsOf(round) {
-  const end = seconds(round);
-  const share = round.draft_seconds / (round.drafted.length || 1);
+  const drafting = round.draft_seconds;
+  const share = drafting / (round.drafted.length || 1);
   const beats = round.drafted.map((_, index) => ({ kind: "draft", index, at: share * (index + 1) }));
-  beats.push(...judgedOrder(round).map((index) => ({ kind: "judge", index, at: end })));
-  if (round.emitted) beats.push({ kind: "emit", index: -1, at: end });
+  const told = judgedOrder(round).map((index) => ({ kind: "judge", index }));
+  if (round.emitted) told.push({ kind: "emit", index: -1 });
+  const each = (seconds(round) - drafting) / (told.length || 1);
+  beats.push(...told.map((beat, i) => ({ ...beat, at: drafting + each * (i + 1) })));
   return beats;
+}
+
+/** How many of a round's moments are told while the target checks it. */
+export function toldBeats(round) {
+  return judgedOrder(round).length + (round.emitted ? 1 : 0);
+}
+
+/** Which part of a round is on: "guess", "check" or "keep"; of a plain step there is only the last. */
+export function phaseOf(round, beat) {
+  if (!round.drafted.length || beat?.kind === "emit") return "keep";
+  return beat?.kind === "judge" ? "check" : "guess";
 }
 
 /** How far a round has come after `count` of its beats. */
@@ -72,7 +86,8 @@ export function beatWords(round, beat, greedy) {
   if (!beat) return drafted ? "The drafter begins: " + drafted + " to propose." : "Nothing is drafted: a plain step.";
   if (beat.kind === "draft") {
     const where = "Proposed, " + (beat.index + 1) + " of " + drafted;
-    return greedy ? where + "." : where + ", with q = " + probability(round.drafted[beat.index].q) + ".";
+    const sure = greedy ? "." : ", with q = " + probability(round.drafted[beat.index].q) + ".";
+    return where + sure + (beat.index + 1 === drafted ? " Now the target looks at all of them in one pass." : "");
   }
   if (beat.kind === "emit") return EMITTED[round.emitted.outcome];
   const token = round.drafted[beat.index];

@@ -53,6 +53,12 @@ export function fill(target, text, struck) {
   });
 }
 
+/** A probability that is known, or what it is at most: that of a token beyond those recorded. */
+export function figure({ value, most }) {
+  if (value != null) return probability(value);
+  return most < 0.0001 ? "<0.0001" : "\u2264" + probability(most);
+}
+
 /** A probability in as many digits as tell something. */
 export function probability(value) {
   if (value == null) return "\u2013";

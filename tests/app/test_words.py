@@ -8,10 +8,10 @@ import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
 from app.header import facts, header_html
-from app.playground import FALLBACK, QUESTION, starting_prompts
+from app.playground import FALLBACK, QUESTION, chip_prompts, starting_prompts
 from app.serving.device import Device
 from app.settings import read_arguments
-from app.sidebar import sidebar
+from app.sidebar import replaced, sidebar
 from app.sidebar.picker import Picker
 from core.settings import METHODS, Settings
 
@@ -37,6 +37,8 @@ def test_model_names_are_escaped_and_folders_cut() -> None:
 
 def test_the_page_starts_with_prompts_also_without_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert all(prompt.name and prompt.text.strip() for prompt in starting_prompts())
+    assert {prompt.temperature for prompt in chip_prompts()} == {0.0, 0.7}, "each at the temperature it reads well at"
+    assert len(starting_prompts()) > len(chip_prompts()) >= 8, "the others are there to be measured"
     monkeypatch.setattr("core.text.PROMPTS", tmp_path / "none.toml")
     assert starting_prompts() == [FALLBACK]
 
@@ -95,5 +97,8 @@ def test_every_method_has_a_sentence_and_the_unusable_ones_a_reason() -> None:
     method = controls["method"]
     assert [value for _, value in method.choices] == ["ngram", "plain"]
     assert method.value == "ngram"
+    assert replaced({"draft": None, "ngram": None}, "draft") == ""
+    found = replaced({"draft": "no draft model is named", "ngram": None}, "draft")
+    assert found == "Method changed to N-gram; not Draft model: no draft model is named."
     texts = [block.value for block in page.blocks.values() if isinstance(block, gr.Markdown)]
     assert any("no draft model" in text for text in texts)

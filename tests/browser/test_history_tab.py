@@ -232,6 +232,7 @@ def test_a_saved_race_opens_in_another_visit(page: Any, scripted: tuple[Any, str
     other.get_by_role("button", name="Show number 1 in the Playground").click()
     other.wait_for_selector("#plain-stream .t", state="visible")
     assert other.locator("#plain-stream .t").all_inner_texts() == before
+    assert other.inner_text(".past").startswith("Opened from History: a run of pocket + pocket-draft")
 
 
 # Strangers, and what is left of them

@@ -198,6 +198,9 @@ def test_a_long_runs_timeline_moves_to_the_chosen_round(from_disk: Any) -> None:
 
 def test_a_replay_goes_moment_by_moment_and_leaves_no_trace(sampled: Any) -> None:
     before, tokens = sampled.evaluate(STATE), sampled.locator("#speculative-stream .t").count()
+    sampled.evaluate(f"{RACE}.replay.seek(0, 0)")
+    figures = sampled.locator("[data-number]:not([data-number=spread]):not([data-number=speedup-word]), .rate b")
+    assert set(figures.all_inner_texts()) == {"–"}, "nothing is known before the first round"
     sampled.locator(".scrubber input").focus()
     sampled.keyboard.press("Home")
     assert sampled.inner_text(".scrubber-round") == "round 1 / 22"
@@ -242,6 +245,9 @@ def test_slow_motion_plays_pauses_and_goes_on(sampled: Any) -> None:
     play = sampled.locator('[data-do="play"]')
     play.click()
     assert play.get_attribute("aria-label") == "Pause"
+    factor = sampled.evaluate(f"1 / {RACE}.replay.rate")
+    assert f"Both lanes on one clock, {factor:,.0f} times slower than they ran" in sampled.inner_text(".status")
+    assert len(set(sampled.locator(".pane-note").all_inner_texts())) == 1, "both stand at the same time"
     until(sampled, f"{PENDING} === 5")
     until(sampled, f"{RACE}.replay.beats[{RACE}.replay.done - 1]?.kind === 'judge'")
     play.click()

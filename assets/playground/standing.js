@@ -1,0 +1,73 @@
+/* What the panes show beside what is chosen: whose run it is where that is another, and before the first what Run does. */
+
+const DRAFTERS = {
+  draft: "a small draft model guesses the next few tokens",
+  head: "a trained head, one more layer on top of the target, guesses the next few tokens",
+  "head-tree": "a trained head, one more layer on top of the target, guesses several ways to go on",
+  ngram: "the same words found earlier in the text serve as a guess at the next few tokens",
+  "ngram+draft": "the same words found earlier in the text, or else a small draft model, guess the next few tokens",
+  "early-exit": "the target\u2019s own first layers guess the next few tokens",
+  tree: "a small draft model guesses several ways to go on",
+};
+
+/** Before the first run: what will run. */
+function promise(method) {
+  const drafter = DRAFTERS[method];
+  if (!drafter) return "Press Run: the target writes alone, a token for each of its passes. Speculation is off.";
+  return "Press Run: " + drafter + ", the target checks them all in one pass; beside it the same target writes alone.";
+}
+
+const short = (name) => String(name).replace(/\/+$/, "").split("/").at(-1);
+
+/** Models and method of a run, by their short names. */
+function described({ environment, settings }) {
+  const models = [environment?.target, environment?.draft].filter(Boolean).map((model) => short(model.name));
+  return models.join(" + ") + " (method " + settings.method + ")";
+}
+
+/** A sentence on whose result is shown where it is not that of the controls, or nothing. */
+function past(race, chosen) {
+  const [lane] = race.shown;
+  if (!lane) return "";
+  const whose = described(lane.run);
+  if (race.failed) return "That run gave nothing to show. Below is the one before it: " + whose + ".";
+  if (!race.asked) return "Opened from History: a run of " + whose + ".";
+  const other = Object.entries(race.asked).some(([name, value]) => String(chosen[name] ?? "") !== String(value ?? ""));
+  return other ? "Below is the result of " + whose + "; what is chosen now has not run yet." : "";
+}
+
+/** `method`: what is chosen when the page opens. */
+export function connectStanding(race, method) {
+  const { root } = race;
+  const label = root.querySelector(".past");
+  let chosen = null;
+  let said = "";
+
+  /** Where nothing was said of a run yet. */
+  function sayPromise() {
+    const { kind } = race.status.dataset;
+    if (race.shown.length || kind !== "idle" || race.status.firstElementChild.textContent !== said) return;
+    said = promise(chosen?.method ?? method);
+    race.say("idle", said);
+  }
+
+  function draw() {
+    const text = chosen && !race.busy ? past(race, chosen) : label.textContent;
+    if (label.textContent !== text) label.textContent = text;
+    label.hidden = !text;
+    root.toggleAttribute("data-past", Boolean(text));
+    sayPromise();
+  }
+
+  root.addEventListener("busy", draw);
+  root.addEventListener("shown", () => {
+    label.textContent = "";
+    draw();
+  });
+  document.addEventListener("settings-changed", ({ detail }) => {
+    chosen = detail;
+    draw();
+  });
+  race.say("idle", said);
+  draw();
+}

@@ -55,6 +55,7 @@ STYLES = (
     "explain/tokens.css",
     "explain/check.css",
     "playground/take_away.css",
+    "playground/tour.css",
     "history/history.css",
     "tune/tune.css",
     "sidebar/picker.css",

@@ -3,6 +3,7 @@
 
 import { mountRace } from "../tokens/race.js";
 import { connectStanding } from "./standing.js";
+import { connectTour } from "./tour.js";
 
 const REPEATS = 5;
 const NARROW = 820;
@@ -89,4 +90,5 @@ export function mount(element, page) {
   const race = mountRace(element, page);
   connectButtons(race);
   connectStanding(race, page.props.method);
+  connectTour(race);
 }

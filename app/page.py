@@ -46,6 +46,7 @@ STYLES = (
     "page/page.css",
     "page/selectors.css",
     "page/gradio.css",
+    "page/present.css",
     *RACE_STYLES,
     "page/plotly.css",
     "compare/compare.css",

@@ -10,6 +10,11 @@ export function shutSidebar(sidebar) {
   if (sidebar.classList.contains("open")) sidebar.querySelector(".toggle-button").click();
 }
 
+/** What holds the tabs, header and bar. A sheet's rules reach from there on, as Gradio rewrites them. */
+export function aroundTabs() {
+  return document.querySelector("#tabs").parentElement;
+}
+
 /** A tab's button carries the id of its gr.Tab. */
 export function openTab(id) {
   document.querySelector(`#tabs [role="tab"][data-tab-id="${id}"]`).click();

@@ -2,6 +2,7 @@
    shut on a phone. */
 
 import { infoOf, shutSidebar } from "./gradio.js";
+import { connectPresentation } from "./present.js";
 
 const HELP_AT_REST = "Point at a control to read what it does.";
 const NARROW = 820;
@@ -40,6 +41,7 @@ export function mount() {
   whenThere("#watch", (watch) => (watch.title = "The run below at reading pace, both lanes on one slowed clock; runs first where there is none"));
   whenThere("#stop", (stop) => (stop.disabled = document.documentElement.dataset.race !== "busy"));
   whenThere("#run", (run) => run.focus({ preventScroll: true }));
+  connectPresentation();
   whenThere("#sidebar", (sidebar) => {
     connectHelp(sidebar);
     if (innerWidth <= NARROW) shutSidebar(sidebar);

@@ -19,7 +19,8 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
 def test_the_page_opens_ready_to_run(page: Any) -> None:
     page.wait_for_function("document.activeElement.id === 'run'")
     assert page.input_value("#prompt textarea").strip()
-    assert status(page).startswith("Press Run")
+    assert status(page).startswith("Press Run: a small draft model guesses")
+    assert page.is_disabled("#stop")
     assert "Speculative Decoding Playground" in page.inner_text("#header")
     assert "speculation on, draft length 5" in page.inner_text("#header")
 
@@ -27,6 +28,7 @@ def test_the_page_opens_ready_to_run(page: Any) -> None:
 def test_the_header_follows_the_controls(page: Any) -> None:
     page.get_by_label("Plain only").check()
     page.wait_for_function("document.querySelector('#header').innerText.includes('speculation off')")
+    assert status(page).startswith("Press Run: the target writes alone")
     run_to_end(page)
     assert "Speculation is off" in status(page)
     assert page.locator("#plain-stream .t").count() == 128
@@ -95,6 +97,7 @@ def test_the_card_tells_a_tokens_story_and_leaves_its_line_free(page: Any) -> No
     card = page.locator("#token-card")
     card.wait_for(state="visible")
     words = card.inner_text()
+    assert "Greedy" not in words
     assert "Rejected" in words
     assert "min(1, p/q) = 0.09; drew 0.41" in words
     assert "target would say" in words
@@ -104,6 +107,73 @@ def test_the_card_tells_a_tokens_story_and_leaves_its_line_free(page: Any) -> No
     assert at
     assert box
     assert box["y"] >= at["y"] + at["height"] or box["y"] + box["height"] <= at["y"]
+
+
+def test_the_card_of_a_greedy_run_has_the_models_own_probabilities(page: Any) -> None:
+    run_to_end(page)
+    page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
+    page.locator('#speculative-stream [data-outcome="rejected"]').first.hover()
+    words = page.locator("#token-card").inner_text()
+    assert "Greedy: only the likeliest stands. It is not the target’s likeliest token: refused." in words
+    assert "p, target\n0.71\nq, draft\n0.91" in words, "not the 0 and 1 that greedy decoding makes of them"
+
+
+def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    """Watch runs first where nothing ran; the tour is offered until it was taken; all above the fold of a projector."""
+    page = visit(scripted[1])
+    page.set_viewport_size({"width": 1280, "height": 720})
+    set_number(page, "number input for Temperature", 0.7)
+    set_number(page, "New tokens", 24)
+    page.click("#watch")
+    page.wait_for_selector(".race[data-replay] #speculative-stream .t.pending")
+    assert "times slower than they ran" in status(page)
+    page.wait_for_selector('.stage-phases [data-phase="check"][data-on]')
+    bar = page.locator(".scrubber").bounding_box()
+    assert bar["y"] + bar["height"] <= 720 and page.evaluate("scrollY") == 0
+    page.wait_for_selector(".stage .scale")
+    page.keyboard.press("Escape")
+    assert "Guess, check, keep" in page.inner_text(".tour")
+    page.click(".tour .tool >> text=Show me")
+    assert "tokens: words or pieces of words" in page.inner_text(".tour")
+    page.click(".tour .tool >> text=Next: check")
+    assert "p is 0.08, q 0.91: it stays in 9\u2009% of cases; drawn was 0.41, so it is struck" in page.inner_text(
+        ".tour"
+    )
+    page.click(".tour .tool >> text=Next: keep")
+    assert "from one pass" in page.inner_text(".tour")
+    page.click(".tour .tool >> text=Done")
+    assert not page.locator(".tour").is_visible() and not page.locator(".race[data-replay]").count()
+    page.reload()
+    page.wait_for_function("document.querySelector('.race')?.race")
+    run_to_end(page)
+    assert not page.locator(".tour").is_visible()
+
+
+def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> None:
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.click("#run-five")
+    assert page.is_enabled("#stop")
+    page.wait_for_function("document.querySelector('[data-number=spread]').textContent.startsWith('5 runs: ')")
+    page.wait_for_function("document.querySelector('#stop').disabled")
+    small = page.locator("#plain-stream .t").first.bounding_box()
+    page.click("[data-present-toggle]")
+    page.wait_for_selector("#sidebar:not(.open)")
+    page.click('[data-do="back"]')
+    page.wait_for_function("document.documentElement.scrollHeight <= 720")
+    for place in (
+        "#prompt textarea",
+        "#run",
+        "#plain-stream",
+        "[data-number=speedup]",
+        "[data-number=cost]",
+        ".scrubber",
+    ):
+        box = page.locator(place).bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 720, place
+    assert (page.locator("#plain-stream .t").first.bounding_box() or {})["height"] > 1.4 * small["height"]
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    assert page.is_visible("#header") and page.is_visible(".charts")
 
 
 def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any) -> None:
@@ -152,10 +222,18 @@ def test_another_visitor_waits_and_is_told(scripted: tuple[Any, str], engine: An
 
 
 def test_a_fault_of_ours_is_a_sentence_too(page: Any) -> None:
+    run_to_end(page)
+    assert page.is_hidden(".past")
     page.fill("#prompt textarea", "explode")
     run_to_end(page)
     assert status(page).startswith("Something failed on our side")
     assert "a fault of ours" not in page.inner_text("body")
+    assert "Below is the one before it: pocket + pocket-draft (method draft)." in page.inner_text(".past")
+    page.fill("#prompt textarea", "another")
+    run_to_end(page)
+    assert page.is_hidden(".past")
+    page.get_by_label("N-gram").first.check()
+    page.wait_for_function("document.querySelector('.past').textContent.includes('what is chosen now has not run yet')")
 
 
 def test_a_closed_tab_frees_the_device(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
@@ -182,12 +260,20 @@ def test_controls_explain_themselves(page: Any) -> None:
     page.wait_for_function("document.querySelector('.help').innerText.includes('last word')")
 
 
-def test_the_prompt_is_above_the_fold_on_a_phone(page: Any) -> None:
+def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(scripted[1], has_touch=True)
     page.set_viewport_size({"width": 390, "height": 844})
     page.reload()
     page.wait_for_selector("#sidebar:not(.open)")
     run_to_end(page)
+    places = [page.locator(f"#{lane}-stream").bounding_box() for lane in ("speculative", "plain")]
+    assert all(box["y"] >= 0 and box["y"] + box["height"] <= 844 for box in places), "both lanes at once"
+    assert page.locator('#tabs [role="tab"]:visible').count() == 5
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
     speculative, plain = page.locator("#speculative-stream"), page.locator("#plain-stream")
     assert (speculative.bounding_box() or {})["y"] < (plain.bounding_box() or {})["y"]
+    struck = page.locator(STRUCK)
+    for n in (struck.count() - 2, struck.count() - 1):
+        struck.nth(n).tap()
+        assert struck.nth(n).evaluate("token => token.classList.contains('chosen')")

@@ -145,7 +145,7 @@ export function timesOf(round, step) {
   const accepted = round.drafted.filter((token) => token.outcome === "accepted").length;
   const words = round.drafted.length + " drafted in " + milliseconds(round.draft_seconds) + ", checked in " +
     milliseconds(round.verify_seconds) + ", " + accepted + " accepted";
-  return words + (step ? "; in all " + (seconds(round) / step).toFixed(1) + " plain steps." : ".");
+  return words + (step ? "; in all the time of " + (seconds(round) / step).toFixed(1) + " plain tokens." : ".");
 }
 
 /** What there is to show, side by side where there is room. */

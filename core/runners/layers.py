@@ -1,0 +1,224 @@
+"""The layers of the fused forward, in the part of Python that TorchScript compiles.
+
+On one row most operations take half a microsecond, and calling one from Python takes two more: in 30 layers of 30
+operations that comes to as much as reading the weights. TorchScript's interpreter, which comes with PyTorch and needs
+no compiler, calls them without Python. Where a PyTorch has it no more, the same code runs as Python.
+"""
+
+import warnings
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Weight(NamedTuple):
+    """What several linear layers of the same input were fused into: `kind` names the kernel whose layout `values` have.
+    Of 4 bits, `group` neighbours share a scale; `code` and `shape` are what bitsandbytes' kernel asks for."""
+
+    kind: str
+    values: Tensor
+    bias: Optional[Tensor] = None
+    scales: Optional[Tensor] = None
+    group: int = 0
+    code: Optional[Tensor] = None
+    shape: tuple[int, int] = (0, 0)
+
+
+def multiply(x: Tensor, weight: Weight) -> Tensor:
+    """Rows [n, columns] in the weights' own type times a weight: [n, rows of the weight]."""
+    if weight.kind == "int4":
+        scales = weight.scales
+        assert scales is not None
+        y = torch._weight_int4pack_mm_for_cpu(x, weight.values, weight.group, scales)
+    elif weight.kind == "blocks":
+        return torch.ops.mkldnn._linear_pointwise(x, weight.values, weight.bias, "none", [], "")
+    else:
+        return F.linear(x, weight.values, weight.bias)
+    bias = weight.bias
+    return y if bias is None else y + bias
+
+
+def multiply_nf4(x: Tensor, weight: Weight) -> Tensor:
+    """The same with 4 bits of bitsandbytes, whose operators are there only once it is imported."""
+    if weight.kind != "nf4":
+        return multiply(x, weight)
+    scales, code, bias = weight.scales, weight.code, weight.bias
+    assert scales is not None and code is not None
+    y = torch.ops.bitsandbytes.gemv_4bit(x, weight.values, weight.shape, scales, code, weight.group)
+    return y if bias is None else y + bias
+
+
+class Norm(NamedTuple):
+    """Root mean square normalisation, x / sqrt(mean(x²) + eps) * w: with `weight` = w times and `floor` = eps times the
+    root of the width, it is x / hypot(|x|, floor) * weight."""
+
+    weight: Tensor
+    floor: Tensor
+
+
+def normalise(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
+    """x [..., width] in the working type, normalised into `out`, of whichever type; `out` may be x."""
+    size = torch.linalg.vector_norm(x, 2.0, [-1], True)
+    return out.copy_((x / torch.hypot(size, norm.floor)).mul_(norm.weight))
+
+
+class Layer(NamedTuple):
+    """One decoder layer. Norms before and after attention and mlp are None where it has none; those of queries and keys
+    are each head's own or as wide as all heads. `kind`: which of the model's kinds of attention it is."""
+
+    kind: int
+    qkv: Weight
+    out: Weight
+    gate_up: Weight
+    down: Weight
+    before_attention: Optional[Norm]
+    after_attention: Optional[Norm]
+    before_mlp: Optional[Norm]
+    after_mlp: Optional[Norm]
+    query_norm: Optional[Norm]
+    key_norm: Optional[Norm]
+
+
+class Layers(nn.Module):
+    """The layers of a network, its last norm and its head. Nothing of it changes in a pass."""
+
+    layers: list[Layer]
+    norm: Norm
+    head: Weight
+
+    def __init__(
+        self,
+        layers: list[Layer],
+        norm: Norm,
+        head: Weight,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        silu: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.layers, self.norm, self.head = layers, norm, head
+        self.heads, self.kv_heads, self.group = heads, kv_heads, heads // kv_heads
+        self.scale, self.silu = scale, silu
+
+    def product(self, x: Tensor, weight: Weight) -> Tensor:
+        return multiply(x, weight)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        first: int,
+        cache: Tensor,
+        start: int,
+        cos: list[Tensor],
+        sin: list[Tensor],
+        masks: list[Optional[Tensor]],
+        begins: list[int],
+        noted: list[int],
+    ) -> list[Tensor]:
+        """Run the residual stream [n, width] in place through the layers from `first` on that the part of the cache
+        [layers, 2, key heads, capacity, size] has, as the tokens from position `start` on. For each kind of attention:
+        cosines and signed sines [n, 1, size], the additive mask, and the first position that is seen. Returns copies of
+        what is at the boundaries `noted`, lowest first."""
+        n, size = hidden.size(0), cache.size(4)
+        heads, kv_heads, group = self.heads, self.kv_heads, self.group
+        end = start + n
+        x = cache.new_empty([n, hidden.size(1)])
+        wide = torch.empty_like(hidden)
+        rows = hidden.new_empty([n, heads + 2 * kv_heads, size])
+        flat = rows.view(n, -1)
+        queries, keys = rows[:, :heads], rows[:, heads : heads + kv_heads]
+        turned = rows[:, : heads + kv_heads]
+        swapping = torch.empty_like(turned)
+        low, high = turned.chunk(2, -1)
+        from_high, from_low = swapping.chunk(2, -1)[1], swapping.chunk(2, -1)[0]
+        keys_values = rows[:, heads:].view(n, 2, kv_heads, size).permute(1, 2, 0, 3)
+        # Queries that share a key head become rows of one product: no repeated keys.
+        grouped = queries.view(n, kv_heads, group, size).permute(1, 2, 0, 3)
+        asking = cache.new_empty([1, kv_heads, group * n, size])
+        asking_by_head = asking.view(kv_heads, group, n, size)
+        written = cache[:, :, :, start:end].unbind()
+        seen = [cache[:, :, None, :, begin:end] for begin in begins]
+        seen_keys = [part[:, 0].unbind() for part in seen]
+        seen_values = [part[:, 1].unbind() for part in seen]
+        found: list[Tensor] = []
+        for i in range(cache.size(0)):
+            layer = self.layers[first + i]
+            kind = layer.kind
+            if first + i in noted:
+                found.append(hidden.to(x.dtype, copy=True))
+            norm = layer.before_attention
+            if norm is None:
+                x.copy_(hidden)
+            else:
+                normalise(hidden, norm, x)
+            flat.copy_(self.product(x, layer.qkv))
+            norm = layer.query_norm
+            if norm is not None:
+                self.normalise_heads(queries, norm)
+            norm = layer.key_norm
+            if norm is not None:
+                self.normalise_heads(keys, norm)
+            torch.mul(turned, sin[kind], out=swapping)
+            turned.mul_(cos[kind])
+            low.add_(from_high)
+            high.add_(from_low)
+            written[i].copy_(keys_values)
+            asking_by_head.copy_(grouped)
+            y = F.scaled_dot_product_attention(
+                asking, seen_keys[kind][i], seen_values[kind][i], masks[kind], scale=self.scale
+            )
+            if n > 1:
+                y = y.view(heads, n, size).transpose(0, 1)
+            wide.copy_(self.product(y.reshape(n, -1), layer.out))
+            norm = layer.after_attention
+            if norm is not None:
+                normalise(wide, norm, wide)
+            hidden.add_(wide)
+            norm = layer.before_mlp
+            if norm is None:
+                x.copy_(hidden)
+            else:
+                normalise(hidden, norm, x)
+            both = self.product(x, layer.gate_up)
+            gate, up = both[:, : both.size(1) // 2], both[:, both.size(1) // 2 :]
+            inner = F.silu(gate) if self.silu else F.gelu(gate, approximate="tanh")
+            wide.copy_(self.product(inner.mul_(up), layer.down))
+            norm = layer.after_mlp
+            if norm is not None:
+                normalise(wide, norm, wide)
+            hidden.add_(wide)
+        if first + cache.size(0) in noted:
+            found.append(hidden.to(x.dtype, copy=True))
+        return found
+
+    def normalise_heads(self, part: Tensor, norm: Norm) -> None:
+        """Each head [n, heads, size] on its own or, where the norm is as wide as all heads, together."""
+        if norm.weight.size(0) != part.size(2):
+            part = part.flatten(1)
+        normalise(part, norm, part)
+
+    @torch.jit.export
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows [n, width] of the last layer's residual stream as logits [n, padded vocabulary]."""
+        x = torch.empty(hidden.shape, dtype=self.dtype)
+        return self.product(normalise(hidden, self.norm, x), self.head)
+
+
+class Nf4Layers(Layers):
+    def product(self, x: Tensor, weight: Weight) -> Tensor:
+        return multiply_nf4(x, weight)
+
+
+def compiled(layers: Layers) -> Layers:
+    """The same layers for TorchScript's interpreter, where this PyTorch has one that knows all they use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return torch.jit.script(layers)
+        except Exception:  # whatever a compiler in its last releases raises
+            return layers

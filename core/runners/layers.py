@@ -6,7 +6,7 @@ no compiler, calls them without Python. Where a PyTorch has it no more, the same
 """
 
 import warnings
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,10 @@ class Weight(NamedTuple):
 
     kind: str
     values: Tensor
-    bias: Optional[Tensor] = None
-    scales: Optional[Tensor] = None
+    bias: Tensor | None = None
+    scales: Tensor | None = None
     group: int = 0
-    code: Optional[Tensor] = None
+    code: Tensor | None = None
     shape: tuple[int, int] = (0, 0)
 
 
@@ -73,12 +73,12 @@ class Layer(NamedTuple):
     out: Weight
     gate_up: Weight
     down: Weight
-    before_attention: Optional[Norm]
-    after_attention: Optional[Norm]
-    before_mlp: Optional[Norm]
-    after_mlp: Optional[Norm]
-    query_norm: Optional[Norm]
-    key_norm: Optional[Norm]
+    before_attention: Norm | None
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    after_mlp: Norm | None
+    query_norm: Norm | None
+    key_norm: Norm | None
 
 
 class Layers(nn.Module):
@@ -116,7 +116,7 @@ class Layers(nn.Module):
         start: int,
         cos: list[Tensor],
         sin: list[Tensor],
-        masks: list[Optional[Tensor]],
+        masks: list[Tensor | None],
         begins: list[int],
         noted: list[int],
     ) -> list[Tensor]:

@@ -27,6 +27,7 @@ ROWS = 16
 
 Fused = TypeVar("Fused", bound=nn.Module)
 
+
 def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Weight:
     """One weight for the linear layers that `owner` has under these names; `int4` quantises them."""
     linears: list[Any] = [getattr(owner, name) for name in names]

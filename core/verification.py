@@ -89,20 +89,15 @@ def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Ten
 
 def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Verdict:
     k = len(parents)
-    law = sampling.probabilities(logits)
-    p, ids, uniforms, *laws = on_host(
-        law, draft.tokens, uniforms[: k + 1], *([] if draft.probs is None else [draft.probs])
-    )
-    q = laws[0] if laws else None
-    drafted = ids.tolist()
-    vocab = p.shape[1]
-    p_of = p.take(ids_on(p.device, [(parent + 1) * vocab + token for parent, token in zip(parents, drafted)])).tolist()
-    q_of = [1.0] * k if q is None else q.gather(1, ids[:, None])[:, 0].tolist()
-    path, rejected, token, corrected = verify_tree(p, drafted, parents, q, uniforms, draft.replacement)
+    p, q, tokens = sampling.probabilities(logits), draft.probs, draft.tokens
+    above = ids_on(p.device, [parent + 1 for parent in parents])
+    given = () if q is None else (q.gather(1, tokens[:, None])[:, 0],)
+    drafted, p_of, numbers, *q_of = lists_on_host(tokens, p[above, tokens], uniforms[: k + 1], *given)
+    path, rejected, token, corrected = verify_tree(p, drafted, parents, q, torch.tensor(numbers), draft.replacement)
     token_p = p[path[-1] + 1 if path else 0, token].item()
     _check_numbers(not any(map(isnan, [token_p, *p_of])))
-    draws = uniforms[:-1].tolist()
-    return Verdict(drafted, path, rejected, token, _outcome(k, corrected), p_of, q_of, token_p, draws)
+    outcome, q_given = _outcome(k, corrected), q_of[0] if q_of else [1.0] * k
+    return Verdict(drafted, path, rejected, token, outcome, p_of, q_given, token_p, numbers[:-1])
 
 
 def _outcome(drafted: int, corrected: bool) -> Outcome:
@@ -175,7 +170,8 @@ def verify_tree(
     parents[i] < i, -1 for the context. q [k, vocab] float32: row i is the law the *first* sibling of node i was drawn
     from, or None where siblings are point masses in turn. `replacement`: siblings were drawn independently of each
     other; else each from q without those before it. uniforms [k+1] in [0, 1): one per node and one for the token that
-    follows. All on the CPU: walking a tree is the host's work.
+    follows. Walking a tree is the host's work: uniforms are there, and of p and q, wherever they are, only the rows of
+    the nodes that are reached come there.
 
     After each rejected sibling the law left to the others is norm(max(0, p - q)); a duplicate is tested again and
     subtracts q again. When all fail, the corrected token is drawn from what is left.
@@ -185,10 +181,10 @@ def verify_tree(
     draws: list[float] = uniforms.tolist()
     node: int | None = -1
     while node is not None:
-        law = p[node + 1]
         children = [i for i, parent in enumerate(parents) if parent == node]
+        law, *proposals = on_host(p[node + 1], *([] if q is None or not children else [q[children[0]]]))
+        proposal = proposals[0] if proposals else None
         node = None
-        proposal = None if q is None or not children else q[children[0]]
         for child in children:
             token = tokens[child]
             tested = _point_mass(law, token) if proposal is None else proposal

@@ -152,3 +152,20 @@ def test_impossible_sibling_is_refused_even_at_zero(replacement):
     p = torch.tensor([0.5, 0.5, 0.0]).expand(3, 3)
     verdict = tree(p, [2, 0], [-1, -1], Q.expand(2, 3), [0.0, 0.0, 0.0], replacement)
     assert verdict.rejected[0] == 0
+
+
+def test_of_a_tree_only_the_rows_that_are_reached_come_to_the_host(monkeypatch):
+    """A device would else send all of p and q: tens of megabytes of a large vocabulary, in every round."""
+    sent: list[int] = []
+
+    def counting(*tensors):
+        sent.append(len(tensors))
+        return list(tensors)
+
+    monkeypatch.setattr("core.verification.on_host", counting)
+    p = torch.full((7, 8), 1 / 8)
+    q = torch.full((6, 8), 1 / 8)
+    p[1] = torch.eye(8)[3]  # after the first node, its second child is certain
+    found = verify_tree(p, [0, 1, 2, 3, 4, 5], [-1, -1, 0, 0, 1, 3], q, torch.zeros(7), replacement=True)
+    assert found.path == [0, 3, 5]
+    assert sent == [2, 2, 2, 1]  # nothing was proposed after the last node

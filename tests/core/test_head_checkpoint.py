@@ -101,6 +101,16 @@ def test_one_word_for_two_norms(tmp_path):
         assert loaded(tmp_path).config.norm_output is fed_back
 
 
+@pytest.mark.parametrize(
+    "asked", [{"norm_before_fc": True}, {"eagle_config": {"norm_before_fc": True}}, {"fc_norm": 1}]
+)
+def test_a_norm_that_the_config_asks_for_must_be_there(asked, tmp_path):
+    save_head(random_head(), tmp_path, FLOAT)
+    rewrite(tmp_path, {"norm_before_fc": None, **asked})
+    with pytest.raises(UserError, match=r"asks for a norm that its weights lack \((input_norm|fc_norm\.0)\.weight\)"):
+        describe_head(tmp_path, "a head")
+
+
 def test_a_whole_vocabulary_needs_no_map(tmp_path):
     save_head(random_head(ids=list(range(VOCABULARY))), tmp_path, FLOAT)
     rewrite(tmp_path, tensors=lambda t: {k: v for k, v in t.items() if k not in ("d2t", "t2d")})

@@ -1,6 +1,8 @@
 """A head as the draft of a pair: recognised, checked against its target, found where it is bundled, run, recorded."""
 
 import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +13,12 @@ import core.loading.head
 from core.costs import MEASURED_LENGTHS, CostTable
 from core.drafting.build import available
 from core.errors import UserError
-from core.heads.checkpoint import read_config, save_head
+from core.heads.checkpoint import bytes_in_memory, read_config, save_head
 from core.inspecting import inspect_pair
 from core.lanes import open_lane, repeat
-from core.loading import load_pair
+from core.loading import load_pair, read_source
 from core.loading.head import identify
+from core.loading.precision import SLACK
 from core.records import run_from_dict
 from core.settings import Settings
 
@@ -66,6 +69,21 @@ def test_a_folder_with_a_head_is_a_draft(target, head):
     drafted = [token for round_ in found.rounds for token in round_.drafted]
     assert drafted and all(token.top_draft[0].id == token.id for token in drafted)
     assert found.token_ids == run(pair, settings(target, method="plain")).token_ids
+
+
+def test_room_is_sought_for_the_head_too(target, head, monkeypatch):
+    """As much as its weights and what passes read of them take at most; with a byte less nothing is loaded."""
+    sought = bytes_in_memory(Path(head), head, torch.float32)
+    loaded = load_pair(settings(target, head)).head
+    fused = (loaded.fused.qkv, loaded.fused.gate_up, loaded.fused.head)
+    assert loaded.weight_bytes() < loaded.weight_bytes() + sum(t.numel() * t.element_size() for t in fused) <= sought
+    needed = read_source(target, torch.device("cpu"), "fp32", None, "target").bytes + sought
+    free = [math.ceil(needed * SLACK)]
+    monkeypatch.setattr("core.loading.free_by_device", lambda device: list(free))
+    assert load_pair(settings(target, head)).head
+    free[0] -= 2
+    with pytest.raises(UserError, match="and its trained head need"):
+        load_pair(settings(target, head))
 
 
 def test_the_length_is_found_by_measured_costs(target, head):

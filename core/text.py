@@ -207,13 +207,18 @@ def read_prompts(path: str | Path | None = None, chat: bool = False) -> list[Pro
     try:
         content = file.read_text(encoding="utf-8")
         if file.suffix != ".toml":
-            return [Prompt(line[:24], line) for line in content.splitlines() if line.strip()]
+            return prompts_in(content)
         entries = tomllib.loads(content)["prompt"]
         return [Prompt(**{k: v for k, v in e.items() if k in Prompt.__dataclass_fields__}) for e in entries]
     except OSError as error:
         raise UserError(f"The prompts file {file} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{file} is not a file of prompts ([[prompt]] with name and text): {error}.") from None
+
+
+def prompts_in(text: str) -> list[Prompt]:
+    """One prompt per line of a text."""
+    return [Prompt(line[:24], line) for line in text.splitlines() if line.strip()]
 
 
 def one_of_each_kind(prompts: Sequence[Prompt]) -> list[Prompt]:

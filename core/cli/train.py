@@ -12,7 +12,7 @@ from typing import Any
 
 from core.cli import Commands, add_settings, positive, say, settings_of
 from core.errors import UserError
-from core.progress import Stop, console
+from core.progress import SECONDS_BETWEEN_LINES, Stop, console
 from core.settings import POCKET_NAME
 
 
@@ -49,8 +49,11 @@ def run_train(arguments: argparse.Namespace) -> None:
     target = load_model(settings.target or POCKET_NAME, device, "bf16", progress=console())
     trainer = Trainer(target, out, Plan(tokens, seconds, prompts), arguments.resume)
     with interruptible() as stop:
+        told: Any = None
         for standing in trainer.run(stop):
-            say(line(standing))
+            if told is None or told.doing != standing.doing or standing.seconds - told.seconds >= SECONDS_BETWEEN_LINES:
+                say(line(standing))
+                told = standing
         if trainer.standing.steps:
             export(trainer, out)
             say(f"The head is in {out}; --resume goes on with it.")
@@ -76,5 +79,6 @@ def line(standing: Any) -> str:
     )
     if standing.agreement:
         shares = " ".join(f"{share:.2f}" for share in standing.agreement)
-        told += f", loss {standing.loss:.2f}, accepted {shares}, {standing.tokens_per_pass:.2f} tokens a pass"
+        loss = "" if standing.loss is None else f", loss {standing.loss:.2f}"
+        told += f"{loss}, accepted {shares}, {standing.tokens_per_pass:.2f} tokens a pass"
     return told

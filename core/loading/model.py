@@ -32,6 +32,8 @@ AnyRunner = DynamicRunner | FusedRunner | GraphRunner
 
 
 EXIT_REPEATS = 2
+ALL_THREADS = torch.get_num_threads()
+"""As many as PyTorch would take, before any model chose fewer."""
 
 
 @dataclass

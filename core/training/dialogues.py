@@ -6,7 +6,7 @@ with it. What a head learns is then what it will be asked for: the target's own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ NUCLEUS = 0.95
 ATTEMPTS = 20
 """At as many prompts as a block needs, before a target is taken for one that cannot write them."""
 MARKER = "\ue000"
+Count = Callable[[int], None]
+"""Told how many tokens were just drawn."""
+
+
+def uncounted(tokens: int) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,9 @@ class Dialogue:
     temperature: float
 
 
-def write_block(target: Model, index: int, seed: int, prompts: Sequence[str] | None, stop: Stop) -> list[Dialogue]:
+def write_block(
+    target: Model, index: int, seed: int, prompts: Sequence[str] | None, stop: Stop, count: Count = uncounted
+) -> list[Dialogue]:
     """The block of dialogues with this index: the same for the same seed, whatever was written before.
 
     `prompts`: a person's own, taken by turns; None: the target writes them. Raises Cancelled after `stop`.
@@ -54,7 +62,7 @@ def write_block(target: Model, index: int, seed: int, prompts: Sequence[str] | N
     size = BLOCK
     first = index * size
     if prompts is None:
-        opened = own_prompts(target, size, generator, stop)
+        opened = own_prompts(target, size, generator, stop, count)
     else:
         texts = [prompts[(first + i) % len(prompts)] for i in range(size)]
         opened = [encode_prompt(target, text, Settings()) for text in texts]
@@ -68,25 +76,29 @@ def write_block(target: Model, index: int, seed: int, prompts: Sequence[str] | N
     turns = len(prompts) if prompts else 1
     choice = TEMPERATURES if getattr(target.tokenizer, "chat_template", None) else TEXT_TEMPERATURES
     temperatures = [choice[(i % turns + i // turns) % len(choice)] for i in range(first, first + size)]
-    answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop)
+    answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop, 1.0, count)
     return [
         Dialogue(prompt + answer, len(prompt), temperature)
         for prompt, answer, temperature in zip(opened, answers, temperatures)
     ]
 
 
-def own_prompts(target: Model, size: int, generator: torch.Generator, stop: Stop) -> list[list[int]]:
+def own_prompts(
+    target: Model, size: int, generator: torch.Generator, stop: Stop, count: Count = uncounted
+) -> list[list[int]]:
     """Prompts [size] that the target writes itself, ready for its answer."""
     if not getattr(target.tokenizer, "chat_template", None):
         opening = [first_token(target)]
-        begun = sample(target, [opening] * size, [1.0] * size, OPENING_TOKENS, frozenset(), generator, stop, NUCLEUS)
+        heat = [1.0] * size
+        begun = sample(target, [opening] * size, heat, OPENING_TOKENS, frozenset(), generator, stop, NUCLEUS, count)
         return [opening + ids for ids in begun]
     before, after = user_turn(target)
     ends = target.stop_ids | {after[0]}
     special = special_ids(target.tokenizer)
     found: list[list[int]] = []
     for _ in range(ATTEMPTS):
-        for ids in sample(target, [before] * size, [1.0] * size, PROMPT_TOKENS, ends, generator, stop, NUCLEUS):
+        heat = [1.0] * size
+        for ids in sample(target, [before] * size, heat, PROMPT_TOKENS, ends, generator, stop, NUCLEUS, count):
             if len(ids) > 1 and ids[-1] in ends and special.isdisjoint(ids[:-1]):
                 found.append([*before, *ids[:-1], *after])
         if len(found) >= size:
@@ -126,6 +138,7 @@ def sample(
     generator: torch.Generator,
     stop: Stop,
     nucleus: float = 1.0,
+    count: Count = uncounted,
 ) -> list[list[int]]:
     """Continue all prompts at once, each at its temperature, up to an id of `ends` (kept) or `longest` tokens."""
     network: Any = target.network
@@ -144,6 +157,7 @@ def sample(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
         )
         drawn = draw(out.logits[:, -1, : target.vocab_size].float(), heat, nucleus, generator)
+        count(len(live))
         for row, token in zip(live, drawn.tolist()):
             if not written[row] or written[row][-1] not in ends:
                 written[row].append(token)

@@ -10,7 +10,9 @@ from pathlib import Path
 from core.heads import HeadConfig
 from core.heads.checkpoint import save_head
 from core.loading.head import identify
+from core.training.dialogues import BLOCK
 from core.training.loop import MATRIX_RATE, OTHER_RATE, STEPS, Plan, Standing, Trainer
+from core.training.pool import HELD_OUT, HELD_OUT_AT_FIRST
 from core.training.unroll import STEP_WEIGHT
 
 
@@ -47,8 +49,9 @@ target's layers {layers} (what enters the block of that number).
 ## How it was made
 
 `python -m core train-head`: {standing.answer_tokens:,} answer tokens in {standing.dialogues:,} texts that the target
-wrote at temperatures up to 1 on {data}; every 25th text held out. {standing.visits:,} answer tokens were learnt
-from, each time counted, in {standing.seconds / 3600:.2f} hours with the writing. {STEPS} passes unrolled, pass i
+wrote at temperatures up to 1 on {data}; every {HELD_OUT}th held out, of the first {BLOCK} every
+{HELD_OUT_AT_FIRST}th. {standing.visits:,} answer tokens were learnt from, each time counted, in
+{standing.seconds / 3600:.2f} hours with the writing. {STEPS} passes unrolled, pass i
 weighing {STEP_WEIGHT}^i, cross-entropy against the target's distribution over the draft vocabulary; Muon at
 {MATRIX_RATE} for the matrices of the block, AdamW at {OTHER_RATE} for the rest; the block began as the target's last.
 What is exported is the running average of the weights.

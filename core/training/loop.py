@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from core.loading.model import Model
 from core.progress import Stop, never
 from core.training import config_for, frequent_ids, new_head
 from core.training.dialogues import BLOCK, Dialogue, write_block
+from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
 from core.training.pool import Batch, Entry, Pool, grouped
 from core.training.unroll import agreement, loss_of
 
@@ -34,7 +35,7 @@ SHOWN_STEPS = 5
 """Positions of a draft whose acceptance is told."""
 EPOCHS = 4
 FIRST_BLOCKS = 2
-"""Written before the head's vocabulary is chosen and the first step made."""
+"""Written before the first step where the head's vocabulary has to be chosen from them; else one is enough."""
 ROWS = 1536
 """Of a batch."""
 MATRIX_RATE, OTHER_RATE = 0.03, 1e-3
@@ -42,9 +43,14 @@ WARM_UP = 30
 FALL = 0.5
 """The share of a limited run over which the rates fall to nothing."""
 AVERAGE = 0.99
-SECONDS_BETWEEN_EVALUATIONS = 20.0
+SECONDS_BETWEEN_EVALUATIONS = 2.5
+"""At least."""
+EVALUATING = 0.1
+"""The share of the time that looking at held-out answers may take."""
 SECONDS_BETWEEN_SAVES = 60.0
 HELD_OUT_SHOWN = 64
+ENOUGH_TO_SEE = 64
+"""Tokens of an answer that is worth showing."""
 MOST_BYTES = 40 * 10**9
 """Of features on the disk; from there on the head learns from what there is."""
 
@@ -62,14 +68,16 @@ class Plan:
 
 @dataclass
 class Standing:
-    """How far a head is. `visits`: answer tokens learnt from, each time counted; `agreement[i]`: on held-out answers,
-    the share of greedy drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first
-    token, which is what is accepted of it at temperature 1. None, and empty, before the first evaluation."""
+    """How far a head is. `writing`: tokens drawn of the texts in the making; `visits`: answer tokens learnt from, each
+    time counted; `agreement[i]`: on held-out answers, the share of greedy drafts whose first i + 1 tokens are the
+    target's own choice; `overlap`: Σ min(p, q) at the first token, which is what is accepted of it at temperature 1.
+    None, and empty, before the first evaluation."""
 
     doing: str = "writing"
     seconds: float = 0.0
     dialogues: int = 0
     answer_tokens: int = 0
+    writing: int = 0
     steps: int = 0
     visits: int = 0
     loss: float | None = None
@@ -85,21 +93,34 @@ class Standing:
         return {**asdict(self), "tokens_per_pass": self.tokens_per_pass}
 
 
-class Trainer:
-    """A head in training. `run()` yields a Standing after every change worth showing; `head` is what to draft with.
+def as_line(standing: Standing) -> str:
+    return json.dumps(asdict(standing)) + "\n"
 
-    Raises UserError where the folder holds a training that was not asked for, or none that was."""
+
+class Trainer:
+    """A head in training. `run()` yields a Standing after every change worth showing; `head` is what to draft with,
+    `history` what each look at the held-out answers found.
+
+    Raises UserError where the folder holds a training that was not asked for, or none that was, or cannot be written.
+    """
 
     def __init__(self, target: Model, folder: Path, plan: Plan, resume: bool = False) -> None:
         self.target, self.plan = target, plan
         self.config = config_for(target)
         self.standing = Standing()
-        self._folder = folder / "training"
+        self.history: list[Standing] = []
+        self._elapsed: Callable[[], float] = float
+        self._folder = folder / TRAINING
         if self._folder.exists() and not resume:
             raise UserError(f"{folder} holds a training already; go on with --resume, or name another folder.")
         if resume and not self._folder.exists():
             raise UserError(f"{folder} holds no training to resume.")
+        with on_disk(folder):
+            self._open()
+
+    def _open(self) -> None:
         self._same_target()
+        self._keep_prompts()
         self._pool = Pool(self._folder, self.config.feature_width, self.config.draft_vocab_size)
         self._written: dict[int, list[Dialogue]] = {}
         self._blocks = 0
@@ -111,6 +132,13 @@ class Trainer:
         if self._state_file.exists():
             self._load()
 
+    def go_on(self) -> None:
+        """Where all of the plan is behind, take it for so much more."""
+        plan, standing = self.plan, self.standing
+        if self._done() >= 1:
+            tokens = plan.tokens and plan.tokens + standing.visits
+            self.plan = replace(plan, tokens=tokens, seconds=plan.seconds and plan.seconds + standing.seconds)
+
     @property
     def head(self) -> HeadNetwork:
         """The running average of the weights, in float32."""
@@ -121,9 +149,15 @@ class Trainer:
     def run(self, stop: Stop = never, clock: Callable[[], float] = time.monotonic) -> Iterator[Standing]:
         """Train until the plan is done or `stop` says so. The state is saved now and then, and at the end whatever
         ends it; a later Trainer with `resume` goes on from there, step by step as if nothing had been."""
+        with on_disk(self._folder.parent):
+            yield from self._run(stop, clock)
+
+    def _run(self, stop: Stop, clock: Callable[[], float]) -> Iterator[Standing]:
         standing = self.standing
         began = clock() - standing.seconds
-        told = saved = clock()
+        self._elapsed = lambda: clock() - began
+        saved = clock()
+        due = saved + SECONDS_BETWEEN_EVALUATIONS
         try:
             while not stop() and self._done() < 1:
                 if self._needs_text():
@@ -132,13 +166,17 @@ class Trainer:
                     self._write(stop)
                 else:
                     standing.doing = "learning"
-                    self._step()
+                    if self._learner is None:
+                        self._learner = Learner(self.untrained())
+                        due = clock()
+                    else:
+                        self._step()
                 now = clock()
-                standing.seconds = now - began
-                if self._learner and now - told >= SECONDS_BETWEEN_EVALUATIONS:
+                standing.seconds = self._elapsed()
+                if self._learner and now >= due:
                     self._evaluate()
+                    due = clock() + max(SECONDS_BETWEEN_EVALUATIONS, (clock() - now) / EVALUATING)
                     yield copy.deepcopy(standing)
-                    told = clock()
                 if now - saved >= SECONDS_BETWEEN_SAVES:
                     self.save()
                     saved = clock()
@@ -147,7 +185,7 @@ class Trainer:
         finally:
             self.save()
         if self._learner:
-            self._evaluate()
+            self._evaluate(overlap=True)
         standing.doing = "done" if self._done() >= 1 else "stopped"
         yield copy.deepcopy(standing)
 
@@ -155,6 +193,7 @@ class Trainer:
         """Write the state, replacing the one before in one move."""
         if self._learner is None:
             return
+        require_room(self._folder, self._state_bytes())
         state = {
             "learner": self._learner.state_dict(),
             "standing": asdict(self.standing),
@@ -164,11 +203,19 @@ class Trainer:
         torch.save(state, beside)
         os.replace(beside, self._state_file)
 
+    def _state_bytes(self) -> int:
+        """Of a state on the disk, nearly: the weights, their average, and at most two moments of each."""
+        parameters = sum(p.numel() for p in self._learner.head.parameters()) if self._learner else 0
+        return 4 * 4 * parameters
+
     def _load(self) -> None:
         state = torch.load(self._state_file, weights_only=True, map_location=self.target.device)
-        self._learner = Learner(self._new_head())
+        self._learner = Learner(self.untrained())
         self._learner.load_state_dict(state["learner"])
         self.standing = Standing(**state["standing"])
+        found = [Standing(**line) for line in read_progress(self._folder)]
+        self.history = [each for each in found if each.visits <= self.standing.visits]
+        self._progress_file.write_text("".join(map(as_line, self.history)), encoding="utf-8")
         self._blocks, self._epoch, self._at, self._epoch_blocks = state["order"]
         self._order = self._ordered()
 
@@ -182,14 +229,30 @@ class Trainer:
         elif json.loads(note.read_text(encoding="utf-8")) != shape:
             raise UserError(f"{self._folder.parent} holds the training of a head for another target.")
 
+    def _keep_prompts(self) -> None:
+        """A training that goes on answers the prompts it began with, unless it is given others."""
+        file = self._folder / "prompts.json"
+        if self.plan.prompts is not None:
+            file.write_text(json.dumps(list(self.plan.prompts)), encoding="utf-8")
+        elif file.exists():
+            self.plan = replace(self.plan, prompts=json.loads(file.read_text(encoding="utf-8")))
+
     @property
     def _state_file(self) -> Path:
         return self._folder / "state.pt"
 
+    @property
+    def _progress_file(self) -> Path:
+        return self._folder / PROGRESS
+
     # Text
 
+    @property
+    def _first_blocks(self) -> int:
+        return FIRST_BLOCKS if self.config.draft_vocab_size < self.target.vocab_size else 1
+
     def _needs_text(self) -> bool:
-        if self._blocks < FIRST_BLOCKS:
+        if self._blocks < self._first_blocks:
             return True
         return self.standing.visits >= EPOCHS * self.standing.answer_tokens and self._pool.bytes() < MOST_BYTES
 
@@ -198,20 +261,26 @@ class Trainer:
         if len(self._pool) < (self._blocks + 1) * BLOCK:
             ids = self._draft_ids(stop)
             block = self._written.pop(self._blocks, None) or self._block(self._blocks, stop)
-            self._pool.add(self.target, block, self.config.aux_layers, ids)
+            # Behind the text there must be room for a state, so that all that is learnt from it can be kept.
+            self._pool.add(self.target, block, self.config.aux_layers, ids, self._state_bytes())
+        self.standing.writing = 0
         self._blocks += 1
         entries = self._pool.entries[: self._blocks * BLOCK]
         self.standing.dialogues = len(entries)
         self.standing.answer_tokens = sum(len(entry.ids) - entry.start for entry in entries)
 
     def _block(self, index: int, stop: Stop) -> list[Dialogue]:
-        return write_block(self.target, index, self.plan.seed, self.plan.prompts, stop)
+        return write_block(self.target, index, self.plan.seed, self.plan.prompts, stop, self._count)
+
+    def _count(self, tokens: int) -> None:
+        self.standing.writing += tokens
+        self.standing.seconds = self._elapsed()
 
     def _draft_ids(self, stop: Stop = never) -> Tensor:
         """The head's vocabulary: what the first blocks use most, chosen once."""
         file = self._folder / "draft_ids.pt"
         if not file.exists():
-            self._written = {i: self._block(i, stop) for i in range(FIRST_BLOCKS)}
+            self._written = {i: self._block(i, stop) for i in range(self._first_blocks)}
             answers = [d.ids[d.start :] for block in self._written.values() for d in block]
             torch.save(frequent_ids(answers, self.target.vocab_size, self.config.draft_vocab_size), file)
         return torch.load(file, weights_only=True)
@@ -227,9 +296,15 @@ class Trainer:
         ]
         return max(shares)
 
+    def seconds_left(self) -> float | None:
+        """Until the plan is done, as far as can be told."""
+        if self.plan.seconds:
+            return max(0.0, self.plan.seconds - self.standing.seconds)
+        done = self._done()
+        return self.standing.seconds * (1 - done) / done if done else None
+
     def _step(self) -> None:
-        if self._learner is None:
-            self._learner = Learner(self._new_head())
+        assert self._learner is not None
         if self._at == len(self._order):
             self._epoch, self._at, self._epoch_blocks = self._epoch + 1, 0, self._blocks
             self._order = self._ordered()
@@ -254,29 +329,40 @@ class Trainer:
         chance.shuffle(batches)
         return batches
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, overlap: bool = False) -> None:
         """Agreement on the held-out texts of the lowest temperature, where the text is what the target would choose, or
-        nearly; overlap on those written at temperature 1."""
+        nearly; and `overlap` on those written at temperature 1."""
         every = self._pool.held_out()
         coolest = min((entry.temperature for entry in every), default=0.0)
-        for temperature in (coolest, 1.0):
-            held = [entry for entry in every if entry.temperature == temperature][:HELD_OUT_SHOWN]
-            held.sort(key=lambda entry: entry.rows)
-            groups = grouped([entry.rows for entry in held], ROWS)
-            batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
-            shares, overlap = agreement(self.head, self._embedding(), batches, SHOWN_STEPS)
-            if held and temperature == coolest:
-                self.standing.agreement = shares
-            elif held:
-                self.standing.overlap = overlap
+        if found := self._agreement([entry for entry in every if entry.temperature == coolest]):
+            self.standing.agreement = found[0]
+        if overlap and (found := self._agreement([entry for entry in every if entry.temperature == 1.0])):
+            self.standing.overlap = found[1]
+        if not self.history or self.history[-1].visits < self.standing.visits:
+            self.history.append(copy.deepcopy(self.standing))
+            with self._progress_file.open("a", encoding="utf-8") as file:
+                file.write(as_line(self.standing))
+
+    def _agreement(self, held: list[Entry]) -> tuple[list[float], float] | None:
+        held = sorted(held[:HELD_OUT_SHOWN], key=lambda entry: entry.rows)
+        groups = grouped([entry.rows for entry in held], ROWS)
+        batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
+        return agreement(self.head, self._embedding(), batches, SHOWN_STEPS) if held else None
 
     def _embedding(self) -> Tensor:
         network: Any = self.target.network
         weight = network.get_input_embeddings().weight.detach()
         return weight.float() if weight.dtype == torch.float16 else weight  # gradients would underflow
 
-    def _new_head(self) -> HeadNetwork:
+    def untrained(self) -> HeadNetwork:
+        """The head as it was before its first step."""
         return new_head(self.target, self.config, self._draft_ids(), self.plan.seed)
+
+    def held_out(self) -> Entry | None:
+        """The answer by which one can see how far the head is: the first that is long, or the longest of all."""
+        every = self._pool.held_out()
+        long = (entry for entry in every if len(entry.ids) - entry.start >= ENOUGH_TO_SEE)
+        return next(long, max(every, key=lambda entry: len(entry.ids) - entry.start, default=None))
 
 
 class Learner:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from core.loading.model import Model
 from core.training.dialogues import BLOCK, Dialogue
+from core.training.kept import require_room
 
 KEPT = 32
 """Draft ids kept of a row of the target's distribution."""
-HELD_OUT = 25
-"""Every so many-th dialogue is never trained on."""
+HELD_OUT, HELD_OUT_AT_FIRST = 25, 5
+"""Every so many-th dialogue is never trained on; of the first block more, so that there is enough to look at."""
 ROWS_A_PASS = 3072
 
 
@@ -82,13 +83,18 @@ class Pool:
 
     def training(self, first: int) -> list[Entry]:
         """Of the first dialogues those to train on."""
-        return [e for i, e in enumerate(self.entries[:first]) if i % HELD_OUT and usable(e)]
+        return [e for i, e in enumerate(self.entries[:first]) if not is_held_out(i) and usable(e)]
 
     def held_out(self) -> list[Entry]:
-        return [e for i, e in enumerate(self.entries) if i % HELD_OUT == 0 and usable(e)]
+        return [e for i, e in enumerate(self.entries) if is_held_out(i) and usable(e)]
 
-    def add(self, target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int], draft_ids: Tensor) -> None:
-        """Run the target over the dialogues and keep what it knew."""
+    def add(
+        self, target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int], draft_ids: Tensor, spare: int = 0
+    ) -> None:
+        """Run the target over the dialogues and keep what it knew. Raises UserError where the disk cannot take that and
+        `spare` bytes more."""
+        row_bytes = sum(dtype.itemsize * columns for dtype, columns in self._types.values())
+        require_room(self._folder, row_bytes * sum(len(d.ids) for d in dialogues) + spare)
         order = sorted(range(len(dialogues)), key=lambda i: len(dialogues[i].ids))
         found: dict[int, list[np.ndarray]] = {}
         for group in grouped([len(dialogues[i].ids) for i in order], ROWS_A_PASS):
@@ -181,6 +187,10 @@ class Pool:
         whole = whole[: len(whole) // BLOCK * BLOCK]
         self._index.write_text("".join(whole), encoding="utf-8")
         return [Entry(**json.loads(line)) for line in whole]
+
+
+def is_held_out(index: int) -> bool:
+    return index % (HELD_OUT_AT_FIRST if index < BLOCK else HELD_OUT) == 0
 
 
 def usable(entry: Entry) -> bool:

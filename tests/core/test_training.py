@@ -1,7 +1,10 @@
 """Training a head on what its target writes: rows aligned as in drafting, learning that shows, resuming as if nothing
 had been."""
 
+import itertools
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +16,16 @@ from core.errors import UserError
 from core.heads.checkpoint import describe_head, load_weights
 from core.loading import load_model
 from core.loading.model import Model
+from core.loading.pair import Pair
 from core.progress import never
+from core.records import summarise
 from core.training import aux_layers, config_for, frequent_ids, loop, new_head
 from core.training.dialogues import BLOCK, Dialogue, draw, sample, user_turn, write_block
 from core.training.export import export
+from core.training.kept import kept_for, new_folder
 from core.training.loop import Plan, Trainer
 from core.training.pool import KEPT, Batch, Pool, grouped
+from core.training.session import SHOWN_TOKENS, Session
 from core.training.unroll import CrossEntropy, Unroll, agreement, loss_of, rows_that_count
 
 CHAT = (
@@ -142,10 +149,15 @@ def run_to_end(trainer, clock=lambda: 0.0):
     return list(trainer.run(clock=clock))
 
 
-def test_a_trained_head_agrees_more_than_an_untrained_one(target, tmp_path, short, monkeypatch):
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_EVALUATIONS", -1.0)
-    standings = run_to_end(Trainer(target, tmp_path, Plan(tokens=60_000)))
-    learning = [s for s in standings if s.doing == "learning"]
+def ticking():
+    """A clock by which every question takes a second."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+def test_a_trained_head_agrees_more_than_an_untrained_one(target, tmp_path, short):
+    standings = run_to_end(Trainer(target, tmp_path, Plan(tokens=60_000)), ticking())
+    learning = [s for s in standings if s.loss is not None]
     first, last = learning[0], standings[-1]
     assert last.doing == "done" and last.visits >= 60_000
     assert last.loss < 0.8 * learning[0].loss
@@ -166,6 +178,72 @@ def test_resumed_training_is_the_same_training(target, tmp_path, short):
     assert rest.standing.steps == whole.standing.steps
     for mine, theirs in zip(rest.head.state_dict().values(), whole.head.state_dict().values()):
         assert torch.equal(mine, theirs)
+
+
+def test_a_resumed_training_keeps_its_prompts_and_its_looks(target, tmp_path, short):
+    trainer = Trainer(target, tmp_path, Plan(tokens=3_000, prompts=["the quick", "brown fox"]))
+    run_to_end(trainer)
+    again = Trainer(target, tmp_path, Plan(tokens=3_000), resume=True)
+    assert again.plan.prompts == ["the quick", "brown fox"]
+    assert again.history == trainer.history and [s.visits for s in again.history] == [0, trainer.standing.visits]
+    again.go_on()
+    assert again.plan.tokens == 3_000 + trainer.standing.visits
+    assert run_to_end(again)[-1].doing == "done" and again.standing.visits >= again.plan.tokens
+
+
+def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path, short, monkeypatch):
+    monkeypatch.setattr(loop, "EPOCHS", 1)
+    part = Trainer(target, tmp_path, Plan(tokens=8_000))
+    list(part.run(stop=lambda: part.standing.visits > 500, clock=lambda: 0.0))
+    full = Trainer(target, tmp_path, Plan(tokens=8_000), resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("core.training.kept.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        with pytest.raises(UserError, match="free there; free some space and resume"):
+            run_to_end(full)
+    again = Trainer(target, tmp_path, Plan(tokens=8_000), resume=True)
+    assert again.standing.visits == part.standing.visits < full.standing.visits
+    assert run_to_end(again)[-1].doing == "done"
+
+
+def test_a_session_shows_the_same_answer_before_and_as_it_learns(target, tmp_path, short):
+    """Whoever drafts, a greedy answer is the target's own; what is promised follows from measured costs."""
+    watched = Session(target, Pair(target), tmp_path, Plan(tokens=10_000))
+    looks = list(watched.run(clock=ticking()))
+    samples = [look for look in looks if look.sample]
+    assert [look.before for look in samples[:2]] == [True, False] and not any(look.before for look in samples[1:])
+    texts = {tuple(look.sample.token_ids) for look in samples}
+    assert len(texts) == 1
+    entry = watched.trainer.held_out()
+    answer = sample(target, [entry.ids[: entry.start]], [0.0], SHOWN_TOKENS, target.stop_ids, torch.Generator(), never)
+    assert texts == {tuple(answer[0])}
+    accepted = [summarise(look.sample).acceptance_rate for look in samples]
+    assert accepted[-1] > accepted[0]
+    costs = watched._measured()
+    for look in (look for look in looks if look.outlook):
+        reached = itertools.accumulate(look.standing.agreement, initial=1)
+        gains = {n: costs.speed_up(expected, n) for n, expected in enumerate(reached) if n}
+        assert look.outlook.speed_up == pytest.approx(max(gains.values())) == pytest.approx(gains[look.outlook.length])
+    assert [look.standing.visits for look in looks if look.outlook] == sorted(
+        {s.visits for s in watched.trainer.history}
+    )
+    assert describe_head(tmp_path, "head").features == 3
+    later = Session(target, Pair(target), tmp_path, Plan(tokens=10_000), resume=True)
+    known = [look.standing for look in later.run(stop=lambda: True, clock=lambda: 0.0) if look.outlook]
+    assert known == watched.trainer.history
+
+
+def test_folders_of_heads_by_target(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    root = tmp_path / "speculative-decoding-playground" / "heads"
+    assert kept_for("owner/Some Model") is None
+    assert new_folder("owner/Some Model") == root / "some-model"
+    for name in ("some-model", "some-model-2"):
+        (root / name / "training").mkdir(parents=True)
+    (root / "some-model" / "training" / "progress.jsonl").write_text('{"visits": 7}\n{"vis')
+    os.utime(root / "some-model-2" / "training", (0, 0))
+    kept = kept_for("/models/some-model")
+    assert (kept.folder, kept.standing, kept.exported) == (root / "some-model", {"visits": 7}, False)
+    assert new_folder("/models/some-model.gguf") == root / "some-model-3"
 
 
 def test_an_interruption_anywhere_leaves_whole_blocks(target, tmp_path, short):

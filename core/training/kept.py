@@ -1,0 +1,112 @@
+"""Where trained heads are kept on this machine, and what their trainings left there.
+
+A head's folder holds the head itself (config.json, model.safetensors) and, in `training`, all that going on needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import UserError
+from core.progress import in_bytes
+
+TRAINING = "training"
+"""The part of a head's folder that its training needs."""
+PROGRESS = "progress.jsonl"
+"""A line for every look at the held-out answers: a `Standing`."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A head in training, or trained. `standing` is that of the last look at held-out answers, empty before the first;
+    `exported` tells whether the head can be drafted with."""
+
+    folder: Path
+    standing: dict[str, Any]
+    exported: bool
+
+
+def heads_folder() -> Path:
+    """Under the user's data directory, as the system has it."""
+    if given := os.environ.get("XDG_DATA_HOME"):
+        base = Path(given)
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
+    else:
+        base = Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")
+    return base / "speculative-decoding-playground" / "heads"
+
+
+def folder_name(target: str) -> str:
+    """A folder's name for the heads of a target: the last part of its id, folder or file, as file systems take it."""
+    return re.sub(r"[^\w.-]+", "-", Path(target).stem if target.endswith(".gguf") else Path(target).name).lower()
+
+
+def kept_for(target: str) -> Kept | None:
+    """The training for a target that was last worked on."""
+    folders = [folder for folder in _numbered(target) if (folder / TRAINING).is_dir()]
+    if not folders:
+        return None
+    folder = max(folders, key=lambda folder: _touched(folder / TRAINING))
+    lines = read_progress(folder / TRAINING)
+    return Kept(folder, lines[-1] if lines else {}, (folder / "model.safetensors").is_file())
+
+
+def new_folder(target: str) -> Path:
+    """One that no training has used."""
+    *_, last = _numbered(target)
+    return last
+
+
+def _numbered(target: str) -> Iterator[Path]:
+    """NAME, NAME-2, NAME-3 … up to the first that does not exist."""
+    name, number = folder_name(target), 1
+    while True:
+        folder = heads_folder() / (name if number == 1 else f"{name}-{number}")
+        yield folder
+        if not folder.exists():
+            return
+        number += 1
+
+
+def _touched(folder: Path) -> float:
+    return max((file.stat().st_mtime for file in folder.iterdir()), default=folder.stat().st_mtime)
+
+
+def read_progress(training: Path) -> list[dict[str, Any]]:
+    """The whole lines of a training's progress, oldest first."""
+    file = training / PROGRESS
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """Raise UserError where the disk of a folder cannot take so many bytes more."""
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise UserError(
+            f"The training needs {in_bytes(needed)} more in {folder}, and {in_bytes(free)} are free there; free some "
+            "space and resume: what was learnt is kept."
+        )
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[None]:
+    """What a disk that cannot take the folder lacks, in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"The disk of {folder} is full; free some space and resume.") from None
+        raise UserError(f"{folder} cannot be written ({error.strerror or error}).") from None

@@ -25,10 +25,17 @@ CLOSING = "The program is being shut down; what was written so far is kept here.
 class Turn:
     """A place in the queue."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, purpose: str | None = None) -> None:
         self._device = device
+        self.purpose = purpose
+        """What it is for, where it may take as long as somebody likes."""
         self.since: float | None = None
         """When the device became ours."""
+
+    @property
+    def held_for(self) -> str | None:
+        """What the device is in use for, where that may take as long as somebody likes."""
+        return self._device.held_for()
 
     @property
     def ahead(self) -> int:
@@ -71,9 +78,9 @@ class Device:
             return self._changed.wait_for(lambda: not self._turns, seconds)
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
+    def turn(self, purpose: str | None = None) -> Iterator[Turn]:
         """Join the queue; leaves it when the block ends, however it ends."""
-        turn = Turn(self)
+        turn = Turn(self, purpose)
         with self._changed:
             if self.closing:
                 raise UserError(CLOSING)
@@ -85,7 +92,7 @@ class Device:
         finally:
             with self._changed:
                 self._turns.remove(turn)
-                if turn.since is not None:
+                if turn.since is not None and turn.purpose is None:
                     self._lasted.append(self._clock() - turn.since)
                 self._changed.notify_all()
 
@@ -102,9 +109,15 @@ class Device:
                 turn.since = self._clock()
             return mine
 
+    def held_for(self) -> str | None:
+        with self._changed:
+            return self._turns[0].purpose if self._turns else None
+
     def expected_wait(self, turn: Turn) -> float | None:
         with self._changed:
             ahead = self._turns.index(turn)
+            if any(each.purpose for each in self._turns[:ahead]):
+                return None
             if not ahead or not self._lasted:
                 return 0.0 if not ahead else None
             usual, running = median(self._lasted), self._turns[0].since

@@ -37,7 +37,12 @@ def sentence(error: Exception) -> str:
 
 
 def with_pair(
-    device: Device, engine: Engine, settings: Settings, stop: Stop, work: Callable[[Any], Iterator[Event]]
+    device: Device,
+    engine: Engine,
+    settings: Settings,
+    stop: Stop,
+    work: Callable[[Any], Iterator[Event]],
+    purpose: str | None = None,
 ) -> Iterator[Event]:
     """The events of `work(pair)` once the device is ours and the pair of `settings` is loaded; statuses until then.
 
@@ -48,12 +53,14 @@ def with_pair(
         yield from work((yield from loading(engine, settings, stop)))
 
     yield from fetching(engine, settings, stop)
-    yield from with_device(device, stop, load_and_work)
+    yield from with_device(device, stop, load_and_work, purpose)
 
 
-def with_device(device: Device, stop: Stop, work: Callable[[], Iterator[Event]]) -> Iterator[Event]:
-    """The events of `work()` once the device is ours; statuses until then."""
-    with device.turn() as turn:
+def with_device(
+    device: Device, stop: Stop, work: Callable[[], Iterator[Event]], purpose: str | None = None
+) -> Iterator[Event]:
+    """The events of `work()` once the device is ours; statuses until then. `purpose`: see `Turn`."""
+    with device.turn(purpose) as turn:
         while not turn.wait(0.5):
             yield {"e": "status", "kind": "queued", "text": _queued(turn)}
             if stop():
@@ -85,6 +92,8 @@ def loading(engine: Engine, settings: Settings, stop: Stop = never) -> Generator
 
 
 def _queued(turn: Turn) -> str:
+    if purpose := turn.held_for:
+        return f"Queued: {purpose}. Yours starts by itself when that has ended."
     ahead = max(1, turn.ahead)  # it may have become ours this very moment
     runs = "one run is" if ahead == 1 else f"{ahead} runs are"
     wait = turn.expected_wait

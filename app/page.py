@@ -29,6 +29,7 @@ from app.settings import PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar import sidebar
 from app.sidebar.picker import Picker
 from app.tokens import STYLES as RACE_STYLES
+from app.train import Train
 from app.tune import Tune
 from core.errors import UserError
 from core.progress import never
@@ -59,6 +60,7 @@ STYLES = (
     "playground/tour.css",
     "history/history.css",
     "tune/tune.css",
+    "train/train.css",
     "sidebar/picker.css",
 )
 SCRIPTS = (
@@ -68,6 +70,7 @@ SCRIPTS = (
     "compare/compare.js",
     "explain/explain.js",
     "history/history.js",
+    "train/train.js",
 )
 """What is mounted on the page."""
 
@@ -107,6 +110,8 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
                 comparison.build(controls, visit)
             with gr.Tab("Tune", id="tune"):
                 tune.build(controls, tabs)
+            with gr.Tab("Train", id="train") as tab:
+                Train(engine, device, public).build(controls, tabs, tab, page)
             with gr.Tab("Explain", id="explain") as tab:
                 Explain(engine, device, public).build(visit, tab)
             with gr.Tab("History", id="history") as tab:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,10 @@ from core.settings import METHODS, POCKET_NAME, SMOLLM2_NAME, Settings
 from core.text import Prompt
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from core.inspecting.catalogue import Found
+    from core.training.kept import Kept
 
 Remote = Callable[[str, Settings, Stop, list[Run]], Iterator[dict[str, Any]]]
 """(prompt, settings, stop, runs) -> the events of a race; appends to `runs`."""
@@ -244,6 +247,47 @@ class Engine:
         from core.measuring.sweep import sweep
 
         return sweep(pair, prompts, settings, lengths, temperatures, repeats, stop)
+
+    def kept_head(self, settings: Settings) -> tuple[Kept | None, Path]:
+        """The head for the target of these settings that was last trained on this machine, and where the next would
+        be."""
+        from core.training.kept import kept_for, new_folder
+
+        name = settings.target or POCKET_NAME
+        return kept_for(name), new_folder(name)
+
+    def training(
+        self,
+        pair: Any,
+        settings: Settings,
+        plan: Mapping[str, Any],
+        resume: bool,
+        progress: Progress = silent,
+    ) -> Any:
+        """A `core.training.session.Session` for the target of a loaded pair, ready to run: the one last worked on, or
+        one in a folder of its own. `plan`: tokens, seconds and prompts. Passes over many texts at once are slow in 4
+        bits, so such a target is loaded in 16 beside."""
+        from core.loading import load_model
+        from core.training.loop import Plan
+        from core.training.session import Session
+
+        kept, folder = self.kept_head(settings)
+        if resume:
+            if kept is None:
+                raise UserError(f"There is no training for {pair.target.name} to resume; start one.")
+            folder = kept.folder
+        target = pair.target
+        if target.precision in ("nf4", "int4"):
+            name, device = settings.target or POCKET_NAME, target.device
+            target = load_model(name, device, "bf16", settings.revision, "target", progress, self._make_room)
+        return Session(target, pair, folder, Plan(**plan), resume)
+
+    def forget(self, draft: Path) -> None:
+        """Let go of pairs with a draft that has changed on the disk."""
+        with self._lock:
+            for key in [key for key in self._pairs if key[1] == str(draft)]:
+                del self._pairs[key]
+        self._release()
 
     def check_law(
         self, pair: Any, run: Run | None, prompt: str, settings: Settings, n: int, stop: Stop, broken: bool

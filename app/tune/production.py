@@ -27,7 +27,8 @@ SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is taken elsewhere; `exit_layer` matters to early exit only, and `head` is the name of a bundled one."""
+    """What is taken elsewhere; `exit_layer` matters to early exit only. Of a head, `head` is the name of a bundled one,
+    and `head_folder` where one that was trained here lies."""
 
     settings: Settings
     length: int
@@ -36,6 +37,7 @@ class Deployment:
     same_tokens: bool = True
     exit_layer: int | None = None
     head: str | None = None
+    head_folder: str | None = None
 
     @property
     def method(self) -> str:
@@ -49,6 +51,8 @@ class Deployment:
 
     @property
     def draft(self) -> str:
+        if self.method == "head" and self.head_folder:
+            return self.head_folder
         if self.method == "head" and self.settings.draft is None:
             return f"{HEADS}/{self.head}"
         return _place(self.settings.draft, "draft")

@@ -88,7 +88,7 @@ def _engine(engine: str) -> gr.HTML:
     with gr.Tab(engine, id=f"engine-{name}"):
         recipe = html_block(elem_id=f"recipe-{name}")
         copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
-        copy.click(None, None, None, js=_COPY % name, **QUIET)
+        copy.click(None, None, None, js=copy_js(f"#recipe-{name} code"), **QUIET)
     return recipe
 
 
@@ -179,8 +179,13 @@ def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
+def copy_js(selector: str) -> str:
+    """Copies the command that an element holds."""
+    return _COPY % selector
+
+
 _COPY = """() => {
-  const code = document.querySelector("#recipe-%s code");
+  const code = document.querySelector("%s");
   const detail = { copy: code?.textContent, say: "The command is copied." };
   if (code) document.dispatchEvent(new CustomEvent("take-away", { detail }));
 }"""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,9 @@ from core.errors import UserError
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
 from core.inspecting.catalogue import Found
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
+from core.training.kept import Kept, read_progress
+from core.training.loop import Standing
+from core.training.session import Look, Outlook
 
 CODE = (
     'def merge_sort(items):\n    """Sort a list."""\n    if len(items) <= 1:\n        return items\n    middle = '
@@ -151,6 +157,61 @@ class FakeLane:
         self.run.stop_reason = self.run.stop_reason or "cancelled"
 
 
+class FakeSession:
+    """A training whose looks are made up: acceptance grows from one to the next."""
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any], pace: float = 0.0) -> None:
+        self.folder, self.pace = folder, pace
+        self.endless = False
+        self.fault: Exception | None = None
+        self.ended = Event()
+        self.standing = Standing()
+        self._plan = plan
+        self.looks = list(self._looks())
+
+    @property
+    def left(self) -> float | None:
+        seconds = self._plan.get("seconds")
+        return None if seconds is None else max(0.0, seconds - self.standing.seconds)
+
+    def run(self, stop: Callable[[], bool]) -> Iterator[Look]:
+        training = self.folder / "training"
+        training.mkdir(parents=True, exist_ok=True)
+        try:
+            if self.fault:
+                raise self.fault
+            for look in self.looks:
+                time.sleep(0.2 * self.pace)
+                self.standing = look.standing
+                yield look
+            while self.endless and not stop():
+                time.sleep(0.01)
+            (training / "progress.jsonl").write_text(json.dumps(asdict(self.standing)) + "\n")
+            (self.folder / "model.safetensors").touch()
+            self.standing = replace(self.standing, doing="stopped" if self.endless else "done")
+        finally:
+            self.ended.set()
+
+    def _looks(self) -> Iterator[Look]:
+        total = self._plan.get("seconds") or 10.0
+        for step in range(9):
+            first = 0.08 * step
+            agreement = [first * 0.6**i for i in range(5)]
+            seen = 4000 * step
+            at = Standing("learning", total * step / 8, 128, 12_345, 0, seen // 40, seen, 5 - 0.3 * step, agreement)
+            yield Look(at, Outlook(0.7 + 0.1 * step, 2))
+            if step in (0, 8):
+                yield Look(at, sample=fake_draft(0.1 * step), before=not step)
+
+
+def fake_draft(acceptance: float) -> Run:
+    engine = FakeEngine(pace=0, acceptance=acceptance)
+    run = Run(Settings(draft_length=3, max_new_tokens=48), ENVIRONMENT, "x = 1\n", [1, 2, 3])
+    for _ in engine._rounds(run, lambda: False):
+        pass
+    return run
+
+
 class FakeEngine(Engine):
     """Speaks `texts` over and over; `pace` is how much of the pretended engine time really passes."""
 
@@ -159,6 +220,9 @@ class FakeEngine(Engine):
         self.texts = list(texts)
         self.pace = pace
         self.acceptance = acceptance
+        self.heads = Path("/nowhere")
+        self.trained: list[tuple[Path, bool]] = []
+        self.forgotten: list[Path] = []
 
     def load(self, settings: Settings, progress: Callable[[str], None] | None = None) -> Any:
         return SimpleNamespace(target=None, draft=None, head=None)
@@ -174,6 +238,22 @@ class FakeEngine(Engine):
 
     def found(self) -> list[Found]:
         return []
+
+    def kept_head(self, settings: Settings) -> tuple[Kept | None, Path]:
+        folder = self.heads / "pocket"
+        lines = read_progress(folder / "training")
+        kept = Kept(folder, lines[-1], True) if lines else None
+        return kept, folder
+
+    def training(self, pair: Any, settings: Settings, plan: Mapping[str, Any], resume: bool) -> FakeSession:
+        kept, folder = self.kept_head(settings)
+        if resume and kept is None:
+            raise UserError("There is no training for pocket to resume; start one.")
+        self.trained.append((folder, resume))
+        return FakeSession(folder, plan, self.pace)
+
+    def forget(self, draft: Path) -> None:
+        self.forgotten.append(draft)
 
     def hint(self) -> str | None:
         return None

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     target, draft = make_pair(tmp_path_factory.mktemp("pair"))
     arguments = ["--target", str(target), "--draft", str(draft), "--precision", "fp32"]
-    yield from serve(arguments, tmp_path_factory.mktemp("log") / "app.log")
+    kept = {"XDG_DATA_HOME": str(tmp_path_factory.mktemp("data"))}
+    yield from serve(arguments, tmp_path_factory.mktemp("log") / "app.log", kept)
 
 
 @pytest.fixture(scope="session")
@@ -74,10 +75,11 @@ def real_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from serve([], tmp_path_factory.mktemp("log") / "app.log")
 
 
-def serve(arguments: list[str], log: Path) -> Iterator[str]:
+def serve(arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     command = [sys.executable, "app.py", *arguments, "--port", str(free_port())]
+    given = {**os.environ, **(environment or {})}
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=output, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=output, text=True, env=given)
         assert process.stdout
         address = next((m[1] for line in process.stdout if (m := re.search(r"Ready: (\S+)", line))), None)
         assert address, log.read_text()
@@ -87,13 +89,14 @@ def serve(arguments: list[str], log: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def scripted() -> Iterator[tuple[Any, str]]:
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     """An engine that says what it is told, and the address of a page over it."""
     from fakes import FakeEngine
 
     from app.page import build, launch_options
 
     engine = FakeEngine()
+    engine.heads = tmp_path_factory.mktemp("heads")
     page = build(engine)
     _, address, _ = page.launch(server_port=free_port(), prevent_thread_lock=True, quiet=True, **launch_options())
     yield engine, address

@@ -37,6 +37,12 @@ def tune(page: Any) -> None:
     page.wait_for_timeout(1500)
 
 
+def train(page: Any) -> None:
+    page.click("#train-start")
+    page.wait_for_selector(".training .status[data-kind='finished']", timeout=2 * MINUTES)
+    page.wait_for_timeout(1500)
+
+
 def explain(page: Any) -> None:
     page.wait_for_selector("#explain-walk .steps")
 
@@ -49,6 +55,7 @@ TABS: dict[str, Callable[[Any], None]] = {
     "Playground": playground,
     "Compare": compare,
     "Tune": tune,
+    "Train": train,
     "Explain": explain,
     "History": history,
 }
@@ -68,7 +75,7 @@ def main(address: str, folder: Path) -> None:
                 open_tab(page, name)
                 act(page)
                 page.wait_for_timeout(400)
-                whole = name in ("Compare", "Tune") and view != "phone"
+                whole = name in ("Compare", "Tune", "Train") and view != "phone"
                 page.screenshot(path=folder / f"{name.lower()}-{view}.png", full_page=whole)
         browser.close()
 

@@ -41,10 +41,16 @@ def tune(page: Any) -> None:
     page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
 
 
+def train(page: Any) -> None:
+    page.click("#train-start")
+    page.wait_for_selector(".training .status[data-kind='finished']")
+
+
 FILLED: dict[str, Callable[[Any], Any]] = {
     "Playground": lambda page: page.locator("#speculative-stream .t").first.click(),
     "Compare": compare,
     "Tune": tune,
+    "Train": train,
     "Explain": lambda page: page.wait_for_selector("#explain-walk .steps"),
     "History": lambda page: page.wait_for_selector(".history tbody tr"),
 }

@@ -54,6 +54,10 @@ def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str],
     page.click("#tune-run")
     page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
     left = page.evaluate(MISSING, left)
+    open_tab(page, "train")
+    page.click("#train-start")
+    page.wait_for_selector("#train-kept")
+    left = page.evaluate(MISSING, left)
     assert not left, left
 
 

@@ -1,0 +1,258 @@
+"""Tab: train a draft head for the pair's target, and watch it learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.assets import asset
+from app.insides import PRIVATE, QUIET, html_block, on_load
+from app.serving import Engine
+from app.serving.device import Device
+from app.serving.stops import Stops
+from app.serving.turns import Event, Stop, guarded, sentence, with_pair
+from app.settings import CONTROLS, NAMED, settings_from
+from app.sidebar import follow_pair
+from app.sidebar.picker import OTHER, reasons_of
+from app.tokens import stream
+from app.train.events import training_events
+from app.train.words import ENGINES, OFF, command_html, forecast, kept_html, resumption, sentences_html
+from app.tune.production import Deployment, recipes
+from app.tune.results import copy_js
+from core.errors import UserError
+from core.settings import HEAD, POCKET_NAME, Settings
+from core.text import prompts_in, read_prompts
+
+MINUTES, TOKENS = "minutes", "thousand tokens"
+STARTING_AMOUNT = 3
+MOST_PROMPTS = 1_000_000
+"""Characters of prompts that the box takes."""
+BREAK = "⏎"
+"""A line break within a prompt, where every line is one."""
+PURPOSE = "a draft head is being trained on this device (tab Train)"
+SPECULATIVE_TOKENS = 3
+"""What the commands for other engines draft at a time."""
+
+
+class Train:
+    """The tab and the functions behind its buttons. On a `public` page it says why it is off."""
+
+    def __init__(self, engine: Engine, device: Device, public: bool = False) -> None:
+        self.engine = engine
+        self.device = device
+        self.public = public
+        self.stops = Stops()
+        self._lengths: dict[Path, int] = {}
+        """What each head trained since the page was started would best draft at a time."""
+
+    def start(self, amount: Any, unit: str, prompts: str, request: gr.Request, *values: Any) -> Iterator[str]:
+        """Train a new head; `values` are the sidebar's."""
+        yield from self._run(amount, unit, prompts, values, request, resume=False)
+
+    def resume(self, amount: Any, unit: str, prompts: str, request: gr.Request, *values: Any) -> Iterator[str]:
+        """Go on with the head that was last trained for this target."""
+        yield from self._run(amount, unit, prompts, values, request, resume=True)
+
+    def _run(
+        self, amount: Any, unit: str, prompts: str, values: tuple[Any, ...], request: gr.Request, resume: bool
+    ) -> Iterator[str]:
+        with self.stops.watch(request) as stop:
+            yield from stream(guarded(self._events(amount, unit, prompts, values, stop.is_set, resume)))
+
+    def _events(
+        self, amount: Any, unit: str, prompts: str, values: tuple[Any, ...], stop: Stop, resume: bool
+    ) -> Iterator[Event]:
+        if self.public:
+            raise UserError(OFF)
+        settings = self._settings(values)
+        plan = plan_from(amount, unit, prompts)
+
+        def work(pair: Any) -> Iterator[Event]:
+            yield {"e": "status", "kind": "loading", "text": "Loading the target to learn from…"}
+            session = self.engine.training(pair, settings, plan, resume)
+            try:
+                for event in training_events(session, stop):
+                    if event["e"] == "look":
+                        self._lengths[session.folder] = event["length"]
+                    yield event
+            finally:
+                self.engine.forget(session.folder)
+
+        yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
+
+    def _settings(self, values: tuple[Any, ...]) -> Settings:
+        return settings_from(self.engine.settings, **dict(zip(CONTROLS, values)))
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop this visitor's training; what was learnt is saved."""
+        self.stops.stop(request)
+
+    def glance(self, amount: Any, unit: str, prompts: str, *values: Any) -> list[Any]:
+        """What Start and Resume would do, and the head that is there already: the words, Resume, the part below."""
+        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (1 + len(ENGINES))]
+        try:
+            settings = self._settings(values)
+            plan = plan_from(amount, unit, prompts)
+            kept, folder = self.engine.kept_head(settings)
+        except Exception as error:
+            return [sentences_html(sentence(error), bad=True), *nothing]
+        words = [forecast(settings.target or POCKET_NAME, plan, folder)]
+        if kept is None:
+            return [sentences_html(*words), *nothing]
+        words.append(resumption(kept.standing, kept.folder))
+        can = gr.update(interactive=True)
+        if not kept.exported:
+            return [sentences_html(*words), can, *nothing[1:]]
+        made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
+        shown = [kept_html(kept.folder, kept.standing), *(made[engine] for engine in ENGINES)]
+        return [sentences_html(*words), can, gr.update(visible=True), *shown]
+
+    def _deployment(self, settings: Settings, folder: Path) -> Deployment:
+        pair = self.engine.loaded(settings)
+        precision = self.engine.environment(pair)["target"]["precision"] if pair is not None else "bf16"
+        head = Settings(target=settings.target, draft=str(folder), method="head")
+        return Deployment(head, SPECULATIVE_TOKENS, precision, head_folder=str(folder))
+
+    def race_method(self, *values: Any) -> dict[str, Any]:
+        """The method of a trained head, in the sidebar. It comes before the head itself: what follows the pair is sent
+        with the method that is chosen, which must be one of those the new pair has."""
+        self._newest(values)
+        reasons = reasons_of({"draft": {"model_type": HEAD}, "likeness": None, "target": {"layers": 2}})
+        return {**follow_pair(reasons, "head", 2, False)["method"], "value": "head"}
+
+    def race(self, *values: Any) -> list[Any]:
+        """The newest head as the pair's draft, with as many tokens at a time as the promise is for, in the sidebar; and
+        the Playground to race it in."""
+        settings, kept = self._newest(values)
+        length = self._lengths.get(kept.folder, settings.draft_length)
+        named = (settings.target or POCKET_NAME, str(kept.folder), settings.revision or "")
+        fields = [gr.update(value=text, visible=True) for text in named]
+        return [OTHER, *fields, length, gr.Tabs(selected="playground")]
+
+    def _newest(self, values: tuple[Any, ...]) -> tuple[Settings, Any]:
+        settings = self._settings(values)
+        kept, _ = self.engine.kept_head(settings)
+        if kept is None or not kept.exported:
+            raise gr.Error("There is no trained head of this target yet.", print_exception=False)
+        return settings, kept
+
+    def build(self, controls: dict[str, Any], tabs: gr.Tabs, tab: gr.Tab, page: gr.Blocks) -> None:
+        """Lay out the tab and wire its buttons; `tabs` lead to the Playground, `tab` is this one."""
+        if self.public:
+            html_block(sentences_html(OFF), elem_id="train-words")
+            return
+        sidebar = [controls[name] for name in CONTROLS]
+        words = html_block(elem_id="train-words")
+        plan, upload, start, resume, stop = self._choices()
+        training = component()
+        with gr.Column(visible=False, elem_id="train-kept") as column:
+            with gr.Row(elem_id="train-kept-row"):
+                kept = html_block(elem_id="train-kept-words")
+                race = gr.Button("Race it", variant="primary", elem_id="train-race", scale=0, min_width=110)
+            with gr.Accordion("Take it to production", open=False, elem_id="train-production"):
+                commands = [_engine(name) for name in ENGINES]
+        known = [words, resume, column, kept, *commands]
+        for button, work in ((start, self.start), (resume, self.resume)):
+            button.click(
+                work,
+                [*plan, *sidebar],
+                training,
+                concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
+                **PRIVATE,
+            ).then(self.glance, [*plan, *sidebar], known, **QUIET).then(
+                None, js="() => { document.dispatchEvent(new Event('training-over')); }"
+            )
+        stop.click(self.stop, None, None, **QUIET)
+        upload.upload(prompts_of_file, upload, plan[-1], **PRIVATE)
+        triggers = [page.load, tab.select, *(part.change for part in plan)]
+        triggers += [controls[name].change for name in ("pair", "target", "draft", "precision")]
+        gr.on(triggers, self.glance, [*plan, *sidebar], known, trigger_mode="always_last", **QUIET)
+        fields = [controls[name] for name in NAMED]
+        race.click(self.race_method, sidebar, controls["method"], **QUIET).success(
+            self.race, sidebar, [controls["pair"], *fields, controls["draft_length"], tabs], **QUIET
+        ).success(None, js="() => { setTimeout(() => document.querySelector('#run').click(), 150); }")
+
+    def _choices(self) -> tuple[list[Any], gr.UploadButton, gr.Button, gr.Button, gr.Button]:
+        with gr.Row(elem_id="train-row"):
+            with gr.Row(elem_id="train-amount"):
+                amount = gr.Number(
+                    STARTING_AMOUNT,
+                    label="Train for",
+                    info="How long, or how many tokens of answers it is to learn from, each time counted.",
+                    elem_id="train-number",
+                    min_width=80,
+                )
+                unit = gr.Radio(
+                    [MINUTES, TOKENS],
+                    value=MINUTES,
+                    label="Counted in",
+                    info="Time with the writing of texts, or tokens of answers.",
+                    elem_id="train-unit",
+                    min_width=240,
+                )
+            prompts = gr.Textbox(
+                label="Prompts of your own, one a line (optional)",
+                info="What the target is to answer; \u23ce stands for a line break within a prompt. Without any it "
+                "writes its own, which takes no data set.",
+                lines=2,
+                max_lines=2,
+                max_length=MOST_PROMPTS,
+                elem_id="train-prompts",
+                placeholder="Leave it empty: the target writes prompts for itself.",
+                scale=1,
+            )
+            with gr.Column(elem_id="train-buttons", scale=0, min_width=220):
+                with gr.Row():
+                    start = gr.Button("Start", variant="primary", elem_id="train-start", min_width=64)
+                    resume = gr.Button("Resume", elem_id="train-resume", interactive=False, min_width=64)
+                    stop = gr.Button("Stop", elem_id="train-stop", min_width=64)
+                upload = gr.UploadButton("Prompts from a file…", size="sm", elem_id="train-upload")
+        return [amount, unit, prompts], upload, start, resume, stop
+
+
+def plan_from(amount: Any, unit: str, prompts: str) -> dict[str, Any]:
+    """Tokens or seconds, and prompts, as `core.training.loop.Plan` takes them."""
+    if not isinstance(amount, (int, float)) or not math.isfinite(amount) or amount <= 0:
+        raise UserError("Train for more than 0 minutes or tokens.")
+    own = [prompt.text.replace(BREAK, "\n") for prompt in prompts_in(prompts or "")] or None
+    if unit == TOKENS:
+        return {"tokens": max(1, round(amount * 1000)), "prompts": own}
+    return {"seconds": 60.0 * amount, "prompts": own}
+
+
+def prompts_of_file(path: str) -> str:
+    """The prompts of a file, one a line; what is wrong with one, as a message on the page."""
+    try:
+        texts = [prompt.text for prompt in read_prompts(path)]
+        if not texts:
+            raise UserError(f"{Path(path).name} holds no prompts.")
+        return "\n".join(text.strip("\n").replace("\n", BREAK) for text in texts)
+    except UserError as error:
+        raise gr.Error(str(error), print_exception=False) from None
+
+
+def component() -> gr.HTML:
+    """The training at work; its value is what `stream` makes of its events."""
+    return gr.HTML(
+        value="",
+        html_template=asset("train/train.html"),
+        css_template="",
+        js_on_load=on_load("train/train.js"),
+        apply_default_css=False,
+        elem_id="training",
+    )
+
+
+def _engine(engine: str) -> gr.HTML:
+    """An engine's command, and the button that copies it."""
+    name = f"train-{engine.lower()}"
+    with gr.Column(elem_classes="train-engine"):
+        html_block(f"<h3>{engine}</h3>")
+        recipe = html_block(elem_id=name)
+        copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
+        copy.click(None, None, None, js=copy_js(f"#{name} code"), **QUIET)
+    return recipe

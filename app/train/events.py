@@ -1,0 +1,121 @@
+"""A training as a stream of events, in the order in which the page draws them.
+
+Events (`e` names the kind) beside those of `app.serving.turns`: `standing` (how far it is, twice a second), `look`
+(what held-out answers showed, and the speed-up this promises here), `sample` (one of them drafted again: a run
+document, by the head `before` training or `now`), `over` (how it ended).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from threading import Thread
+from typing import Any
+
+from app.serving.device import Event, Stop
+from app.train.words import duration, short
+from core.records import Run
+
+TELLS_PER_SECOND = 2.0
+
+
+def training_events(session: Any, stop: Stop) -> Generator[Event, None, None]:
+    """Run a `core.training.session.Session` in a thread of its own, whose settings of PyTorch stay its own, and tell of
+    it. It ends, saved, after `stop` and when the reader goes away."""
+    yield {"e": "status", "kind": "running", "text": "Training; other runs wait until it ends."}
+    gone, looks = Flag(), SimpleQueue[Any]()
+
+    def work() -> None:
+        try:
+            for look in session.run(lambda: gone.is_set() or stop()):
+                looks.put(look)
+            looks.put(None)
+        except BaseException as error:  # raised again by whoever reads
+            looks.put(error)
+
+    thread = Thread(target=work, name="training", daemon=True)
+    thread.start()
+    try:
+        stopping = False
+        while True:
+            try:
+                found = looks.get(timeout=1 / TELLS_PER_SECOND)
+            except Empty:
+                yield standing_event(session)
+                if stop() and not stopping:
+                    stopping = True
+                    yield {"e": "status", "kind": "stopping", "text": "Stopping: what was learnt is being saved…"}
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                break
+            yield look_event(found)
+    finally:
+        gone.set()
+        thread.join()
+    yield standing_event(session)
+    yield over_event(session)
+
+
+def standing_event(session: Any) -> Event:
+    standing = session.standing
+    return {
+        "e": "standing",
+        "doing": standing.doing,
+        "seconds": standing.seconds,
+        "left": session.left,
+        "writing": standing.writing,
+        "texts": standing.dialogues,
+        "written": standing.answer_tokens,
+        "seen": standing.visits,
+        "loss": standing.loss,
+    }
+
+
+def look_event(look: Any) -> Event:
+    """A look at held-out answers, or a sample."""
+    seconds = look.standing.seconds
+    if look.sample is not None:
+        return {
+            "e": "sample",
+            "lane": "before" if look.before else "now",
+            "seconds": seconds,
+            "run": drawn(look.sample),
+        }
+    outlook = look.outlook
+    return {
+        "e": "look",
+        "seconds": seconds,
+        "seen": look.standing.visits,
+        "agreement": look.standing.agreement,
+        "speed_up": outlook.speed_up,
+        "length": outlook.length,
+    }
+
+
+def drawn(run: Run) -> dict[str, Any]:
+    """Of a run document what its tokens are drawn from."""
+    document = run.to_dict()
+    target = {"target": {"chat": document["environment"]["target"].get("chat")}}
+    return {
+        **{key: document[key] for key in ("settings", "prompt", "rounds", "metrics", "stop_reason")},
+        "environment": target,
+    }
+
+
+def over_event(session: Any) -> Event:
+    """How a training ended, in words."""
+    standing = session.standing
+    if not standing.steps:
+        return {
+            "e": "over",
+            "kind": "stopped",
+            "text": "Stopped before the head began to learn; Resume goes on from what was written.",
+        }
+    share = f", {standing.agreement[0]:.0%} of first tokens accepted" if standing.agreement else ""
+    took = f"{duration(standing.seconds)} of training{share}. The head is kept in {short(session.folder)}"
+    if standing.doing == "done":
+        return {"e": "over", "kind": "finished", "text": f"Done: {took}."}
+    return {"e": "over", "kind": "stopped", "text": f"Stopped after {took}; Resume goes on from here, nothing is lost."}

@@ -1,0 +1,256 @@
+/* A head in training: what held-out answers show over time, what that promises here, and one answer drafted again. */
+
+import { level, LineChart, pushedApart } from "../page/chart.js";
+import { shape } from "../page/elements.js";
+import { Card } from "../tokens/card.js";
+import { LaneView } from "../tokens/lanes.js";
+import { EventReader } from "../tokens/reader.js";
+import { connectCard, connectHide } from "../tokens/walk.js";
+
+const WHOLE = 100;
+const PLACES = ["1st", "2nd", "3rd", "4th", "5th"];
+const WORTH = "worth using from here";
+const EMPTY = "Press Start: the target writes texts, a head learns from them, and you see its guesses come true more and more.";
+
+const percent = (share) => Math.round(100 * share) + " %";
+const times = (ratio) => ratio.toFixed(2) + "\u00d7";
+const count = (number) => number.toLocaleString("en");
+
+/** 2:05, or 1:02:05. */
+export function clock(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  const rest = String(whole % 60).padStart(2, "0");
+  return hours ? hours + ":" + String(minutes).padStart(2, "0") + ":" + rest : minutes + ":" + rest;
+}
+
+/** Lines that may fall as well as rise, each with its value at its end; `mark` is a level they are read against. */
+class Curves extends LineChart {
+  constructor(svg, { least, text, mark }) {
+    super(svg, { unit: " min", least });
+    this.text = text;
+    this.mark = mark;
+    this.start = least;
+  }
+
+  clear() {
+    this.least = this.start ?? this.least;
+    super.clear();
+  }
+
+  add(name, x, y) {
+    super.add(name, x, y);
+    this.least = [this.least[0], Math.max(this.least[1], y)];
+  }
+
+  *axes(box, wide, high, x, y) {
+    yield* super.axes(box, wide, high, x, y);
+    if (!this.mark) return;
+    yield level("worth", box, y(this.mark.at));
+    yield shape("text", { class: "worth-word", x: box.left + 6, y: y(this.mark.at) - 5 }, this.mark.word);
+  }
+
+  *names(x, y, box) {
+    const ends = [...this.lines].map(([name, points]) => {
+      const [at, value] = points.at(-1);
+      return { name, value, x: x(at), y: y(value), at: Math.max(box.top + 4, y(value)) };
+    });
+    for (const { name, value, x: left, y: height, at } of pushedApart(ends)) {
+      yield shape("circle", { class: "curve-end", "data-lane": name, cx: left, cy: height, r: 3 });
+      yield shape("text", { class: "curve-name", "data-lane": name, x: left + 8, y: at + 4 }, this.text(name, value));
+    }
+  }
+}
+
+/** An answer as one head drafted it: how much of it stood, in place of how fast it came. */
+class Sample extends LaneView {
+  constructor(section) {
+    super(section, "", { add() {} });
+  }
+
+  draw({ run, seconds }) {
+    const { stream } = this.pane;
+    const at = stream.scrollTop;
+    this.show(run, 0);
+    this.flush();
+    stream.scrollTop = at;
+    const when = this.pane.section.dataset.lane === "now" ? ", after " + clock(seconds) : "";
+    this.pane.note.textContent = percent(run.metrics.acceptance_rate ?? 0) + " of judged drafts accepted" + when;
+  }
+
+  flush() {
+    this.pane.following = false;
+    super.flush();
+  }
+
+  progress(tally) {
+    this.pane.progress(tally.tokens, tally.tokensPerRound);
+  }
+}
+
+class Training {
+  constructor(root) {
+    this.root = root;
+    this.status = root.querySelector(".status");
+    this.whole = root.querySelector(".whole");
+    this.announce = root.querySelector(".announce");
+    const svg = (name) => root.querySelector('[data-chart="' + name + '"] svg');
+    this.acceptance = new Curves(svg("acceptance"), {
+      least: [0.25, 40],
+      text: (name, value) => name + " " + Math.round(value) + " %",
+    });
+    this.speed = new Curves(svg("speed"), {
+      least: [0.25, 1.4],
+      text: (name, value) => times(value),
+      mark: { at: 1, word: WORTH },
+    });
+    this.lanes = Object.fromEntries(["before", "now"].map((name) => {
+      return [name, new Sample(root.querySelector('.pane[data-lane="' + name + '"]'))];
+    }));
+    this.card = new Card(root.querySelector(".card"));
+    this.reader = new EventReader(this);
+    this.say("idle", EMPTY);
+  }
+
+  get busy() {
+    return this.root.dataset.state === "busy";
+  }
+
+  set busy(busy) {
+    this.root.dataset.state = busy ? "busy" : "idle";
+    document.documentElement.dataset.training = this.root.dataset.state;
+  }
+
+  say(kind, text) {
+    this.kind = kind;
+    this.status.dataset.kind = kind;
+    this.status.setAttribute("role", kind === "error" ? "alert" : "status");
+    this.status.querySelector(".status-text").textContent = text;
+  }
+
+  figure(name, value, note) {
+    const box = this.root.querySelector('[data-number="' + name + '"]');
+    box.querySelector("b").textContent = value;
+    if (note !== undefined) box.querySelector("small").textContent = note;
+  }
+
+  update(value) {
+    this.reader.update(value);
+  }
+
+  lost() {
+    this.say("error", "Part of this training was lost on the way to the browser; it goes on, and what follows is shown.");
+  }
+
+  begin() {
+    this.card.hide();
+    this.busy = true;
+    this.clear();
+  }
+
+  clear() {
+    this.acceptance.clear();
+    this.speed.clear();
+    for (const lane of Object.values(this.lanes)) lane.clear();
+    for (const name of ["speed", "first", "seen", "left"]) this.figure(name, "\u2013");
+    this.lanes.before.pane.hint("A held-out answer as the head drafts it before it has learnt anything; soon here.");
+    this.lanes.now.pane.hint("The same answer as the head drafts it by then, every so often.");
+    this.figure("speed", "\u2013", "known after its first steps");
+    delete this.root.dataset.won;
+    this.fill(0);
+  }
+
+  fill(share) {
+    this.whole.firstElementChild.style.transform = "scaleX(" + share + ")";
+    this.whole.setAttribute("aria-valuenow", Math.round(WHOLE * share));
+  }
+
+  take(event) {
+    if (event.e === "status") this.say(event.kind, event.text);
+    else if (event.e === "standing") this.standing(event);
+    else if (event.e === "look") this.look(event);
+    else if (event.e === "sample") this.sample(event);
+    else if (event.e === "over") this.over(event);
+    else if (event.e === "error") this.say("error", event.text);
+    else if (event.e === "done") this.busy = false;
+  }
+
+  standing({ doing, seconds, left, writing, texts, written, seen, loss }) {
+    this.root.removeAttribute("data-empty");
+    this.figure("seen", count(seen), "of " + count(written) + " in " + count(texts) + " texts");
+    this.figure("left", left == null ? "\u2013" : clock(left), clock(seconds) + " so far");
+    this.fill(left == null ? 0 : seconds / (seconds + left || 1));
+    if (doing === "writing" && this.kind === "running") {
+      this.say("running", "The target is writing texts to learn from: " + count(writing) + " tokens so far.");
+    } else if (doing === "learning" && this.kind === "running") {
+      this.say("running", "The head is learning" + (loss == null ? "." : ": loss " + loss.toFixed(2) + "."));
+    }
+  }
+
+  look({ seconds, agreement, speed_up: speedUp, length }) {
+    agreement.forEach((share, i) => this.acceptance.add(PLACES[i], seconds / 60, 100 * share));
+    this.speed.add("speed", seconds / 60, speedUp);
+    const [rate, worth] = [times(speedUp), speedUp > 1];
+    this.figure("first", percent(agreement[0]));
+    this.figure("speed", rate, worth ? "worth using, " + length + " drafted at a time" : "not worth using yet");
+    this.root.dataset.won = worth;
+  }
+
+  sample(event) {
+    this.card.hide();
+    this.lanes[event.lane].draw(event);
+  }
+
+  over({ kind, text }) {
+    this.say(kind, text);
+    this.announce.textContent = text;
+  }
+
+  flush() {
+    this.drawCharts();
+  }
+
+  drawCharts() {
+    this.acceptance.draw();
+    this.speed.draw();
+  }
+}
+
+/** Start, Resume, Stop and their keys, while the tab is the one that is shown. */
+function connectButtons(view) {
+  document.addEventListener("click", (event) => {
+    if (event.target.closest?.("#train-start, #train-resume")) onStart(event);
+    else if (event.target.closest?.("#train-stop") && view.busy) view.say("stopping", "Stopping\u2026");
+  }, true);
+  document.addEventListener("training-over", () => {
+    if (!view.busy) return;
+    if (view.kind === "starting") view.say("idle", EMPTY);
+    view.busy = false;
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented || !view.root.checkVisibility()) return;
+    if (view.card.span) view.card.hide();
+    else if (view.busy) document.querySelector("#train-stop")?.click();
+  });
+
+  function onStart(event) {
+    if (!view.busy) {
+      view.busy = true;
+      view.say("starting", "Starting\u2026");
+      return;
+    }
+    event.stopImmediatePropagation();
+    event.preventDefault();
+  }
+}
+
+export function mount(element, { props, watch }) {
+  const view = new Training(element.querySelector(".training"));
+  connectCard(view);
+  connectHide(view.root);
+  connectButtons(view);
+  new ResizeObserver(() => view.drawCharts()).observe(view.root.querySelector(".chart"));
+  view.root.view = view;
+  watch("value", () => view.update(props.value));
+  view.update(props.value);
+}

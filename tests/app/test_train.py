@@ -1,0 +1,143 @@
+"""The tab Train over a scripted training: what is told while it runs, how it ends, what is offered afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from fakes import FakeEngine, FakeSession
+
+from app.serving.device import Device
+from app.serving.turns import guarded, with_device
+from app.train import TOKENS, Train, plan_from, prompts_of_file
+from app.train.events import training_events
+from core.errors import UserError
+from core.progress import never
+
+
+def told(events: Iterator[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["e"] == kind]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> FakeSession:
+    return FakeSession(tmp_path / "head", {"seconds": 1.0, "prompts": None})
+
+
+def test_a_training_is_told_look_by_look(session: FakeSession) -> None:
+    events = list(training_events(session, never))
+    looks = [event for event in events if event["e"] == "look"]
+    assert [look["agreement"] for look in looks] == [look.standing.agreement for look in session.looks if look.outlook]
+    assert [event["lane"] for event in events if event["e"] == "sample"] == ["before", "now"]
+    assert events[-2]["doing"] == "done" and events[-2]["left"] == 0
+    assert events[-1]["kind"] == "finished" and str(session.folder) in events[-1]["text"]
+
+
+def test_stop_ends_it_and_says_that_nothing_is_lost(session: FakeSession) -> None:
+    session.endless = True
+    asked = threading.Event()
+    events = []
+    for event in training_events(session, asked.is_set):
+        events.append(event)
+        if event["e"] == "sample":
+            asked.set()
+    assert events[-1] == {"e": "over", "kind": "stopped", "text": events[-1]["text"]}
+    assert "nothing is lost" in events[-1]["text"]
+
+
+def test_a_reader_who_goes_away_ends_it_too(session: FakeSession) -> None:
+    session.endless = True
+    events = training_events(session, never)
+    next(event for event in events if event["e"] == "look")
+    assert not session.ended.is_set()
+    events.close()
+    assert session.ended.is_set()
+
+
+def test_what_goes_wrong_in_its_thread_is_a_sentence(session: FakeSession) -> None:
+    session.fault = UserError("The disk is full; free some space and resume.")
+    assert told(guarded(training_events(session, never)), "error") == [{"e": "error", "text": str(session.fault)}]
+
+
+def test_others_are_told_what_they_wait_for() -> None:
+    device = Device()
+    ours = with_device(device, never, lambda: iter([{"e": "x"}, {"e": "x"}]), "a head is being trained")
+    assert next(ours) == {"e": "x"}
+    theirs = with_device(device, never, lambda: iter([{"e": "y"}]))
+    waiting = next(theirs)
+    assert waiting["kind"] == "queued" and "a head is being trained" in waiting["text"]
+    list(ours)
+    assert {event["e"] for event in theirs} >= {"y"}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> FakeEngine:
+    engine = FakeEngine(pace=0)
+    engine.heads = tmp_path
+    return engine
+
+
+START: tuple[Any, ...] = (3, "minutes", "")
+
+
+def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
+    train = Train(engine, Device())
+    words, resume, below, *_ = train.glance(*START)
+    assert "for 3 minutes" in words and "pocket target writes texts of its own" in words
+    assert (resume["interactive"], below["visible"]) == (False, False)
+    with pytest.raises(gr.Error, match="no trained head"):
+        train.race()
+    values = list(train.start(0.01, "minutes", "", gr.Request()))
+    assert '"e":"look"' in values[-1] and '"kind":"finished"' in values[-1]
+    words, resume, below, kept, vllm, sglang = train.glance(*START)
+    folder = str(engine.heads / "pocket")
+    assert "Resume: goes on" in words and resume["interactive"] and below["visible"]
+    assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
+    _, target, draft, _, length, _ = train.race()
+    assert length == 2  # what the last look found best
+    method = train.race_method()
+    assert (target["value"], draft["value"], method["value"]) == ("pocket", folder, "head")
+    assert "head" in [value for _, value in method["choices"]]
+    list(train.resume(0.01, "minutes", "", gr.Request()))
+    assert engine.trained == [(engine.heads / "pocket", False), (engine.heads / "pocket", True)]
+    assert engine.forgotten == [engine.heads / "pocket"] * 2
+
+
+def test_there_is_nothing_to_resume_at_first(engine: FakeEngine) -> None:
+    (*_, last) = Train(engine, Device()).resume(3, "minutes", "", gr.Request())
+    assert "There is no training" in last
+
+
+def test_strangers_cannot_train(engine: FakeEngine) -> None:
+    (*_, last) = Train(engine, Device(), public=True).start(3, "minutes", "", gr.Request())
+    assert "off on this public page" in last and not engine.trained
+
+
+@pytest.mark.parametrize("amount", [0, -1, None, float("nan"), float("inf"), "3"])
+def test_a_training_of_no_length_is_refused(amount: Any, engine: FakeEngine) -> None:
+    words, resume, below, *_ = Train(engine, Device()).glance(amount, "minutes", "")
+    assert "Train for more than 0" in words and "alert" in words
+    assert not resume["interactive"] and not below["visible"]
+
+
+def test_prompts_are_lines_with_marked_breaks(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('[[prompt]]\nname = "f"\ntext = """def f():\n    pass\n"""\n[[prompt]]\nname = "g"\ntext = "g"\n')
+    plan = plan_from(2, TOKENS, prompts_of_file(str(file)))
+    assert plan == {"tokens": 2000, "prompts": ["def f():\n    pass", "g"]}
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [(b"\xff\xfe\x00", "not a file of prompts"), (b"\n \n", "holds no prompts")],
+    ids=["binary", "empty"],
+)
+def test_a_bad_file_of_prompts_gets_one_sentence(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(content)
+    with pytest.raises(gr.Error, match=said):
+        prompts_of_file(str(file))

@@ -1,0 +1,54 @@
+"""The tab Train as a person uses it: start, watch the curves and the coloured answer, stop, resume, race the head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driving import open_tab, set_number, status, wait_idle
+
+SHOWN = "document.querySelector('.training').dataset.state === 'idle'"
+
+
+def lines(page: Any, chart: str) -> dict[str, int]:
+    """How many points each line of a chart has."""
+    return page.evaluate(
+        """name => Object.fromEntries([...document.querySelectorAll(`[data-chart="${name}"] .curve-line`)].map(
+            line => [line.dataset.lane, line.getAttribute("d").split(/[ML]/).length - 1]))""",
+        chart,
+    )
+
+
+def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> None:
+    page = visit(app)
+    open_tab(page, "train")
+    page.wait_for_selector("#train-words p")
+    assert "writes texts of its own" in page.inner_text("#train-words")
+    assert page.is_disabled("#train-resume") and not page.is_visible("#train-kept")
+
+    set_number(page, "Train for", 30)
+    page.click("#train-start")
+    page.wait_for_selector('.training .pane[data-lane="now"] .t')
+    page.click("#train-stop")
+    page.wait_for_function(SHOWN)
+    assert "nothing is lost" in page.inner_text(".training .status-text")
+    drawn = lines(page, "acceptance")
+    assert set(drawn) == {"1st", "2nd", "3rd", "4th", "5th"} and min(drawn.values()) >= 2
+    assert page.text_content(".training .worth-word") == "worth using from here"
+    texts = page.evaluate(
+        """() => ["before", "now"].map(name => document.querySelector(".training").view.lanes[name].pane.text)"""
+    )
+    assert texts[0] == texts[1] != ""
+
+    page.wait_for_selector("#train-resume:not([disabled])")
+    page.get_by_label("thousand tokens").check()
+    set_number(page, "Train for", 1)
+    page.click("#train-resume")
+    page.wait_for_selector(".training .status[data-kind='finished']")
+    assert min(lines(page, "acceptance").values()) > min(drawn.values())
+
+    page.click("#train-race")
+    page.wait_for_selector("#run", state="visible")
+    page.wait_for_selector("#speculative-stream .t[data-q]")
+    wait_idle(page)
+    assert page.is_checked('#method input[value="head"]')
+    assert "plain decoding" in status(page)

@@ -35,6 +35,7 @@ Rooms:
     loading       id or folder to model
     inspecting    a pair before it is downloaded
     measuring     bench, sweep, comparison
+    servers       vLLM, SGLang, llama.cpp where they run
     explaining    tensors, memory traffic, the lossless check
     cli           the command line
 """

@@ -4,39 +4,27 @@ other, and whatever does not fit is one sentence. Figures are computed anew from
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import from_json
 
+from app.history.parts import MOST_IDS, Chance, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
+from app.history.server_file import ServerRunFile
 from core.errors import UserError
 from core.records import SCHEMA, Run, run_from_dict
-from core.settings import SPECS, Spec
+from core.servers.records import ServerRun, server_run_from_dict
+from core.settings import SPECS
 
 LONGEST_FILE = 16_000_000
 """Characters; a race of two lanes with 4,096 tokens each takes about six million."""
 MOST_RUNS = 256
 MOST_ROUNDS = 20_000
-MOST_IDS = 200_000
-MOST = 2**31 - 1
-"""Of a setting that has no other limit."""
 BOM = b"\xef\xbb\xbf"
 
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Name = Annotated[str, Field(max_length=500)]
-Text = Annotated[str, Field(max_length=2_000)]
-LongText = Annotated[str, Field(max_length=1_000_000)]
-Chance = Annotated[float, Field(ge=0, le=1.001)]  # a sum in float32 may end a little past 1
-Seconds = Annotated[float, Field(ge=0, le=1e7)]
 DraftedOutcome = Literal["accepted", "rejected", "ignored"]
 EmittedOutcome = Literal["corrected", "bonus", "plain"]
-
-
-class Part(BaseModel):
-    """Strict: no number from a text, no key we do not know, no NaN, no infinity."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class CandidateFile(Part):
@@ -106,20 +94,7 @@ class RoundFile(Part):
         return [*accepted, self.emitted] if self.emitted else [*accepted]
 
 
-def _setting(spec: Spec) -> Any:
-    """What a file may hold for a setting, strictly."""
-    kind: Any = spec.kind
-    if spec.choices is not None:
-        kind = Literal[tuple(spec.choices)]
-    elif spec.kind is str:
-        kind = Name if spec.of_models else LongText
-    elif spec.kind is not bool:
-        low: Any = {"gt" if spec.open else "ge": spec.low}
-        kind = Annotated[spec.kind, Field(**low, le=MOST if spec.high is None else spec.high)]
-    return kind | None if spec.default is None else kind | Literal["auto"] if spec.auto else kind
-
-
-_settings: Any = {name: (_setting(spec), ...) for name, spec in SPECS.items()}
+_settings: Any = {name: (setting_type(spec), ...) for name, spec in SPECS.items()}
 SettingsFile = create_model("SettingsFile", __base__=Part, **_settings)
 """The fields of `core.settings.Settings`, within what the engine can do."""
 
@@ -250,11 +225,35 @@ class RunFile(Part):
 
 class RaceFile(Part):
     schema_: Literal[1] = Field(alias="schema")
-    runs: Annotated[list[RunFile], Field(min_length=1, max_length=MOST_RUNS)]
+    runs: Annotated[list[RunFile], Field(default_factory=list, max_length=MOST_RUNS)]
+    server_runs: Annotated[list[ServerRunFile], Field(default_factory=list, max_length=MOST_RUNS)]
+
+    @model_validator(mode="after")
+    def holds_something(self) -> Self:
+        if not self.runs and not self.server_runs:
+            raise ValueError("it should hold at least 1 run")
+        return self
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a document holds: runs of this engine, and answers of running servers."""
+
+    runs: list[Run]
+    server_runs: list[ServerRun]
 
 
 def read_run_file(text: str) -> list[Run]:
-    """The runs of a run document or of a race or comparison; UserError says what is wrong with it."""
+    """The runs of a run document or of a race or comparison; UserError says what is wrong with it, or that there are
+    only answers of servers in it."""
+    runs = open_file(text).runs
+    if not runs:
+        raise UserError("The file holds answers of running servers alone, which are not shown here.")
+    return runs
+
+
+def open_file(text: str) -> Opened:
+    """Everything in a run document or in that of a race or comparison; UserError says what is wrong with it."""
     if len(text) > LONGEST_FILE:
         raise UserError(f"The file is too large: more than {LONGEST_FILE // 1_000_000} million characters.")
     try:
@@ -263,10 +262,22 @@ def read_run_file(text: str) -> list[Run]:
         raise UserError(f"The file cannot be read as JSON: {error}.") from None
     _refuse_others(found)
     try:
-        runs = RaceFile.model_validate(found).runs if "runs" in found else [RunFile.model_validate(found)]
+        race = _race(found)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
-    return [run_from_dict(run.model_dump(by_alias=True, exclude_unset=True)) for run in runs]
+    return Opened(
+        [run_from_dict(run.model_dump(by_alias=True, exclude_unset=True)) for run in race.runs],
+        [server_run_from_dict(run.model_dump(by_alias=True)) for run in race.server_runs],
+    )
+
+
+def _race(found: dict[str, Any]) -> RaceFile:
+    """A document as that of a race, which a single run is too."""
+    if "runs" in found or "server_runs" in found:
+        return RaceFile.model_validate(found)
+    if "server" in found:
+        return RaceFile.model_construct(runs=[], server_runs=[ServerRunFile.model_validate(found)])
+    return RaceFile.model_construct(runs=[RunFile.model_validate(found)], server_runs=[])
 
 
 def _refuse_others(found: Any) -> None:
@@ -277,9 +288,9 @@ def _refuse_others(found: Any) -> None:
         raise UserError("The file is JSON, but not a run: it names no schema.")
     if found["schema"] != SCHEMA or isinstance(found["schema"], bool):
         raise UserError(f"The file is of another schema; this version opens runs of schema {SCHEMA}.")
-    if "methods" in found or "peers" in found:
+    if "methods" in found or "peers" in found or "servers" in found:
         raise UserError("The file is a benchmark's table, which holds no runs to show; open a run or a race.")
-    if "runs" not in found and "rounds" not in found:
+    if not {"runs", "rounds", "server_runs", "server"} & found.keys():
         raise UserError("The file holds no runs; open what History or `python -m core generate --json` wrote.")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.cli import (
     Commands,
@@ -22,6 +22,7 @@ from core.cli import (
     tell,
 )
 from core.errors import UserError
+from core.records import SCHEMA
 from core.settings import METHODS, POCKET_NAME, SPECS, Settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def add(commands: Commands) -> None:
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
     bench.add_argument("--repeats", type=int, default=3, metavar="R")
     bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
+    bench.add_argument("--server", action="append", default=[], metavar="URL", help="a running server; again for more")
+    bench.add_argument("--concurrency", metavar="N,N", help="readers at once of each server: 1,2,4,8 (default: 1)")
     add_json(bench, "bench document")
     bench.set_defaults(run=run_bench)
     sweep = commands.add_parser("sweep", help="find the draft length that suits this pair and machine")
@@ -58,7 +61,37 @@ def add(commands: Commands) -> None:
     quality.set_defaults(run=run_perplexity)
 
 
+OWN = ("target", "draft", "methods", "method", "against", "contexts")
+"""Flags of bench that ask for lanes on this machine."""
+
+
 def run_bench(arguments: argparse.Namespace) -> None:
+    if arguments.concurrency and not arguments.server:
+        raise UserError("--concurrency is of running servers: name one with --server URL.")
+    alone = arguments.server and all(getattr(arguments, name) is None for name in OWN)
+    shown, document = ("", {"schema": SCHEMA}) if alone else measure_here(arguments)
+    if arguments.server:
+        of_servers, document["servers"] = measure_servers(arguments)
+        shown = "\n\n".join(filter(None, [shown, of_servers]))
+    tell(shown, document, arguments.json)
+
+
+def measure_servers(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Each server on the same prompts, one after the other: the tables and the document."""
+    from core.servers import connect, finish, load, load_document, server_table
+    from core.text import read_prompts
+
+    settings = settings_of(arguments)
+    readers = numbers(arguments.concurrency or "1", "--concurrency", int)
+    prompts = [prompt.text for prompt in read_prompts(arguments.prompts, chat=settings.chat == "auto")]
+    servers = [connect(address) for address in arguments.server]
+    steps = load(servers, prompts, settings, readers)
+    measured = finish(steps, lambda step: say(f"{step.done} of {step.total}: {step.label}"))
+    return server_table(measured), load_document(measured)
+
+
+def measure_here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The methods on this machine: the table and the document."""
     from core.loading import find_file
     from core.measuring.bench import bench as measure
     from core.measuring.bench import contexts_of, growth
@@ -82,7 +115,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     document = measure(pair, texts, variants, positive(arguments.repeats, "--repeats"), peers, say)
     if contexts:
         document["growth"] = growth(pair, variants, contexts, say)
-    tell(table(document), document, arguments.json)
+    return table(document), document
 
 
 def run_perplexity(arguments: argparse.Namespace) -> None:

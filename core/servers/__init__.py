@@ -3,6 +3,7 @@
     connect        an address -> Server: which engine, its version, its models
     open_lane      one answer as it streams, chunk by chunk; `lane.run` is the ServerRun it grows into
     load           the same prompts at one reader and at many, step by step
+    gains          the speed-up at each number of readers, and describe_crossing, where it turns into a loss
     first_parting  where the greedy texts of two servers part
     refuse_public  what a page for strangers asks before anything else
 
@@ -26,6 +27,7 @@ from core.servers.records import (
     measure_run,
     server_run_from_dict,
 )
+from core.servers.report import describe_crossing, gains, load_document, server_table
 
 __all__ = [
     "KEY_VARIABLE",
@@ -41,11 +43,15 @@ __all__ = [
     "Speculation",
     "Timings",
     "connect",
+    "describe_crossing",
     "finish",
     "first_parting",
+    "gains",
     "load",
+    "load_document",
     "measure_run",
     "open_lane",
     "refuse_public",
     "server_run_from_dict",
+    "server_table",
 ]

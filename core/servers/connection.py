@@ -22,6 +22,7 @@ from core.progress import Stop, never
 from core.servers.fields import name, within
 
 KEY_VARIABLE = "PLAYGROUND_SERVER_KEY"
+LONGEST_ADDRESS = 300
 LONGEST_ANSWER = 4_000_000
 """Bytes of an answer that is read whole."""
 LONGEST_METRICS = 16_000_000
@@ -57,7 +58,8 @@ def read_address(given: str) -> str:
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise UserError(f"The address of a server holds no user, key or question; put a key into {KEY_VARIABLE}.")
     if (
-        parts.scheme not in ("http", "https")
+        len(given) > LONGEST_ADDRESS
+        or parts.scheme not in ("http", "https")
         or not host
         or any(c.isspace() or not c.isprintable() for c in given.strip())
     ):
@@ -89,7 +91,7 @@ class Connection:
             follow_redirects=False,
             limits=httpx.Limits(max_keepalive_connections=0),  # a server may close an idle one as it is used again
             trust_env=False,  # no proxy and no .netrc: to the address given
-            verify=ssl.create_default_context() if self.address.startswith("https") else True,
+            verify=ssl.create_default_context() if self.address.startswith("https:") else False,  # nothing to verify
         )
 
     def __enter__(self) -> Connection:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from core.servers.fields import amount, counts, whole, within
+from core.servers.fields import MOST, amount, counts, whole, within
 from core.servers.records import Engine, Speculation, speculation
 
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
@@ -51,7 +51,7 @@ def read_counters(engine: Engine, metrics: str) -> dict[str, float]:
             continue
         short = NAMES[engine].get(sample[1].removesuffix("_total"))
         try:
-            value = amount(float(sample[3]))
+            value = amount(float(sample[3]), MOST)
         except ValueError:
             continue
         if short is None or value is None:
@@ -107,7 +107,7 @@ def of_sglang(meta: Any) -> Speculation | None:
     accepted = whole(first("spec_num_correct_drafts", "spec_accept_token_num"))
     drafted = whole(first("spec_num_proposed_drafts", "spec_draft_token_num"))
     histogram = counts(first("spec_correct_drafts_histogram", "spec_accept_histogram"))
-    rate, length = amount(first("spec_accept_rate")), amount(first("spec_accept_length"))
+    rate, length = amount(first("spec_accept_rate"), 1), amount(first("spec_accept_length"), MOST_POSITIONS)
     if passes is None and accepted is None and length is None:
         return None
     return speculation("this answer's meta_info", passes, drafted, accepted, at_least(histogram), rate, length)

@@ -16,9 +16,9 @@ from core.errors import UserError
 from core.records import Outcome
 from core.servers.connection import Connection
 from core.servers.counters import NAMES, of_llama, of_sglang, of_vllm, read_counters
-from core.servers.fields import amount, counts, name, text, whole, within
+from core.servers.fields import amount, counts, name, text, token_ids, whole, within
 from core.servers.records import Engine, Server, ServerChunk, ServerRun, Timings, speculation
-from core.settings import Settings
+from core.settings import LONGEST_DRAFT, Settings
 
 OWNERS: dict[str, Engine] = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 """`owned_by` of a model in /v1/models."""
@@ -164,6 +164,8 @@ class Listener:
 
     def __init__(self, run: ServerRun) -> None:
         self.run = run
+        self.most = run.settings.max_new_tokens
+        """No answer has more tokens than were asked for: a larger count is none."""
         self.ended = False
         """Whether the server said that the answer is complete."""
 
@@ -200,14 +202,14 @@ class OpenAIListener(Listener):
         delta = within(choice, "delta")
         said = text(within(choice, "text"))
         said += text(within(delta, "reasoning_content") or within(delta, "reasoning")) + text(within(delta, "content"))
-        ids = counts(within(choice, "token_ids"))
+        ids = token_ids(within(choice, "token_ids"))
         self._end(within(choice, "finish_reason"))
         return self._add(ServerChunk(said, seconds, None if ids is None else len(ids), ids))
 
     def _totals(self, event: Any) -> None:
         run, usage, metrics = self.run, within(event, "usage"), within(event, "metrics")
         run.prompt_tokens = whole(within(usage, "prompt_tokens")) or run.prompt_tokens
-        run.new_tokens = whole(within(usage, "completion_tokens")) or run.new_tokens
+        run.new_tokens = whole(within(usage, "completion_tokens"), self.most) or run.new_tokens
         if found := of_vllm(metrics):
             run.speculation = found
             steps = within(metrics, "speculative_decoding")
@@ -225,10 +227,12 @@ class OpenAIListener(Listener):
         """Outcomes by token, where the server tells what each step accepted and its steps make up the text."""
         if self._steps is None or self.run.token_ids is None:
             return
+        total = sum(chunk.tokens or 0 for chunk in self.run.chunks)
+        if sum(self._steps[0]) > total + LONGEST_DRAFT:
+            return
         outcomes = [PLAIN]  # the first token comes out of the prompt's own pass
         for accepted, drafted in zip(*self._steps):
             outcomes += [ACCEPTED] * accepted + [own(accepted, drafted)]
-        total = sum(chunk.tokens or 0 for chunk in self.run.chunks)
         if not 0 <= len(outcomes) - total <= max(self._steps[0], default=0):  # the last step may be cut at the end
             return
         for chunk in self.run.chunks:
@@ -250,10 +254,10 @@ class LlamaListener(Listener):
         self._steps: list[int] = []  # how many tokens each verifying pass accepted
 
     def hear(self, seconds: float, event: Any) -> ServerChunk | None:
-        timings, ids = within(event, "timings"), counts(within(event, "tokens"))
+        timings, ids = within(event, "timings"), token_ids(within(event, "tokens"))
         final = within(event, "stop") is True
-        tokens = whole(within(timings, "predicted_n"))
-        chunk = ServerChunk(text(within(event, "content")), seconds, None if ids is None else len(ids), ids or None)
+        tokens = whole(within(timings, "predicted_n"), self.most)
+        chunk = ServerChunk(text(within(event, "content")), seconds)
         if tokens is not None and not final:
             chunk.tokens = max(tokens - self._before[0], 0)  # more than one: the first bytes of a character were held
             chunk.outcomes = self._judge(chunk.tokens, timings)
@@ -264,14 +268,15 @@ class LlamaListener(Listener):
         return self._add(chunk)
 
     def _judge(self, tokens: int, timings: Any) -> list[Outcome] | None:
-        drafted, accepted = whole(within(timings, "draft_n")) or 0, whole(within(timings, "draft_n_accepted")) or 0
+        drafted = whole(within(timings, "draft_n")) or 0
+        accepted = whole(within(timings, "draft_n_accepted"), self.most + LONGEST_DRAFT) or 0
         new, stood = drafted - self._before[1], accepted - self._before[2]
         self._before = (self._before[0], drafted, accepted)
         self._known = self._known and 0 <= stood <= new and not (new and self._queue)
         if new > 0 and self._known:
             self._queue = [ACCEPTED] * stood + [own(stood, new)]
             self._steps.append(stood)
-        found = [self._queue.pop(0) if self._queue else PLAIN for _ in range(tokens)]
+        found: list[Outcome] = [self._queue.pop(0) if self._queue else PLAIN for _ in range(tokens)]
         return found if self._known and found else None
 
     def _finish(self, event: Any, timings: Any, tokens: int | None) -> None:
@@ -285,7 +290,7 @@ class LlamaListener(Listener):
         elif run.speculation and self._known and sum(self._steps) == run.speculation.accepted:
             reached = tuple(sum(k > at for k in self._steps) for at in range(max(self._steps, default=0)))
             run.speculation = replace(run.speculation, passes=len(self._steps), by_position=reached)
-        run.new_tokens = tokens if tokens is not None else whole(within(event, "tokens_predicted"))
+        run.new_tokens = tokens if tokens is not None else whole(within(event, "tokens_predicted"), self.most)
         run.prompt_tokens = whole(within(event, "tokens_evaluated"))
 
 
@@ -300,8 +305,8 @@ class SGLangListener(Listener):
 
     def hear(self, seconds: float, event: Any) -> ServerChunk | None:
         run, meta = self.run, within(event, "meta_info")
-        said, ids = text(within(event, "text")), counts(within(event, "output_ids"), MOST_IDS)
-        tokens = whole(within(meta, "completion_tokens"))
+        said, ids = text(within(event, "text")), token_ids(within(event, "output_ids"), MOST_IDS)
+        tokens = whole(within(meta, "completion_tokens"), self.most)
         if said.startswith(self._text):  # all of it again
             said, self._text = said[len(self._text) :], said
         else:
@@ -309,7 +314,8 @@ class SGLangListener(Listener):
         if ids is not None and tokens == len(ids):
             ids = ids[self._ids :]
         self._ids += len(ids or ())
-        chunk = ServerChunk(said, seconds, None if tokens is None else max(tokens - self._tokens, 0), ids or None)
+        new = None if tokens is None else max(tokens - self._tokens, 0)
+        chunk = ServerChunk(said, seconds, new, ids if ids is not None and len(ids) == new else None)
         self._tokens = tokens or self._tokens
         run.prompt_tokens = whole(within(meta, "prompt_tokens")) or run.prompt_tokens
         run.new_tokens = tokens or run.new_tokens

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST = 2**53
+MOST_MILLISECONDS = 1e9
 LONGEST_NAME = 200
+HIGHEST_ID = 2**31 - 1
 
 
 def whole(value: Any, most: int = MOST) -> int | None:
@@ -15,9 +17,9 @@ def whole(value: Any, most: int = MOST) -> int | None:
     return value if type(value) is int and 0 <= value <= most else None
 
 
-def amount(value: Any) -> float | None:
-    """A finite number, not negative."""
-    if type(value) not in (int, float) or not 0 <= value <= MOST or not math.isfinite(value):
+def amount(value: Any, most: float = MOST_MILLISECONDS) -> float | None:
+    """A finite number from 0 to `most`."""
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
         return None
     return float(value)
 
@@ -38,9 +40,14 @@ def name(value: Any, longest: int = LONGEST_NAME) -> str | None:
     return shown[:longest] or None
 
 
-def counts(value: Any, longest: int = 4096) -> list[int] | None:
+def counts(value: Any, longest: int = 4096, most: int = MOST) -> list[int] | None:
     """A list of counts."""
     if not isinstance(value, list) or len(value) > longest:
         return None
-    found = [whole(each) for each in value]
+    found = [whole(each, most) for each in value]
     return None if None in found else found  # type: ignore[return-value]
+
+
+def token_ids(value: Any, longest: int = 4096) -> list[int] | None:
+    """A list of ids of a vocabulary."""
+    return counts(value, longest, HIGHEST_ID)

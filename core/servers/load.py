@@ -295,7 +295,7 @@ def _sum_up(readers: int, answers: Sequence[_Answer], busy: float, cut: bool) ->
     arrived = sum(
         tokens for answer in answers for at, tokens in zip(answer.arrivals, _weights(answer.run)) if at <= busy
     )
-    waited = sorted(found.first_token_seconds for found in metrics if found.first_token_seconds is not None)
+    waited = [found.first_token_seconds for found in metrics if found.first_token_seconds is not None]
     speeds = [found.reader_tokens_per_second for found in metrics if found.reader_tokens_per_second]
     return Level(
         server=0,
@@ -306,7 +306,7 @@ def _sum_up(readers: int, answers: Sequence[_Answer], busy: float, cut: bool) ->
         tokens_per_second=arrived / busy if whole and busy > 0 else None,
         per_reader=Spread.of(speeds) if speeds else None,
         first_token_seconds=median(waited) if waited else None,
-        first_token_p95=percentile(waited, 0.95) if waited else None,
+        first_token_p95=percentile([(seconds, 1) for seconds in waited], 0.95),
         speculation=_of_answers(whole),
         cut=cut,
         failed=len(errors),

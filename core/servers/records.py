@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from statistics import median
 from typing import Any, Literal
 
 from core.records import SCHEMA, Outcome, StopReason
@@ -260,7 +259,7 @@ def measure_run(run: ServerRun) -> ServerMetrics:
     own = None
     if run.timings and run.timings.tokens and run.timings.seconds:
         own = run.timings.tokens / run.timings.seconds
-    waits = sorted(_waits(run.chunks, weights))
+    waits = _waits(run.chunks, weights)
     return ServerMetrics(
         tokens=tokens,
         counted="tokens" if counted else "chunks",
@@ -268,8 +267,8 @@ def measure_run(run: ServerRun) -> ServerMetrics:
         tokens_per_second=reader if own is None else own,
         reader_tokens_per_second=reader,
         first_token_seconds=run.chunks[0].seconds if run.chunks else None,
-        token_seconds=median(waits) if waits else None,
-        token_seconds_p95=percentile(waits, 0.95) if waits else None,
+        token_seconds=percentile(waits, 0.5),
+        token_seconds_p95=percentile(waits, 0.95),
     )
 
 
@@ -278,23 +277,24 @@ def _weights(run: ServerRun) -> list[int]:
     return [1 if chunk.tokens is None else chunk.tokens for chunk in run.chunks]
 
 
-def _waits(chunks: Sequence[ServerChunk], weights: Sequence[int]) -> list[float]:
-    """The time per token of every token after the first arrival."""
-    arrivals: list[list[float]] = []  # when, tokens
+def _waits(chunks: Sequence[ServerChunk], weights: Sequence[int]) -> list[tuple[float, int]]:
+    """The time per token of each arrival after the first, and its tokens."""
+    arrivals: list[tuple[float, int]] = []  # when, tokens
     for chunk, tokens in zip(chunks, weights):
         if arrivals and chunk.seconds - arrivals[-1][0] < TOGETHER:
-            arrivals[-1][1] += tokens
+            arrivals[-1] = (arrivals[-1][0], arrivals[-1][1] + tokens)
         else:
-            arrivals.append([chunk.seconds, tokens])
-    waits: list[float] = []
-    for (before, _), (now, tokens) in pairwise(arrivals):
-        waits += [(now - before) / tokens] * int(tokens) if tokens else []
-    return waits
+            arrivals.append((chunk.seconds, tokens))
+    return [((now - before) / tokens, tokens) for (before, _), (now, tokens) in pairwise(arrivals) if tokens]
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of ascending values that at least `share` of them do not exceed."""
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+def percentile(weighted: Sequence[tuple[float, int]], share: float) -> float | None:
+    """The smallest of (value, how often it stands) that at least `share` of all do not exceed; None of nothing."""
+    enough, seen = share * sum(often for _, often in weighted), 0
+    for value, often in sorted(weighted):
+        if (seen := seen + often) >= enough:
+            return value
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+"""A server's answer in a document that somebody opens: typed and bounded as everything in `run_file`, and in agreement
+with itself. Figures are computed anew from its chunks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, create_model, model_validator
+
+from app.history.parts import MOST_IDS, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
+from core.servers.connection import read_address
+from core.servers.dialects import MOST_MODELS
+from core.servers.records import ASKED, ENGINES
+from core.settings import SPECS
+
+Outcomes = Literal["accepted", "corrected", "bonus", "plain"]
+Rate = Annotated[float, Field(ge=0, le=1e6)]
+
+_asked: Any = {name: (setting_type(SPECS[name]), ...) for name in ASKED}
+AskedFile = create_model("AskedFile", __base__=Part, **_asked)
+"""The settings that reach a server."""
+
+
+class ServerFile(Part):
+    address: Name
+    engine: Literal[ENGINES]  # type: ignore[valid-type]
+    version: Name | None
+    model: Name
+    models: Annotated[list[Name], Field(max_length=MOST_MODELS)]
+    drafter: Name | None
+    metrics: bool
+
+    @model_validator(mode="after")
+    def address_is_one(self) -> Self:
+        if read_address(self.address) != self.address:
+            raise ValueError("the server's address is not one of ours")
+        return self
+
+
+class ChunkFile(Part):
+    text: LongText
+    seconds: Seconds
+    tokens: Annotated[int, Field(ge=0, le=MOST_IDS)] | None
+    ids: Annotated[list[Id], Field(max_length=MOST_IDS)] | None
+    outcomes: Annotated[list[Outcomes], Field(max_length=MOST_IDS)] | None
+
+    @model_validator(mode="after")
+    def tokens_agree(self) -> Self:
+        for told in (self.ids, self.outcomes):
+            if told is not None and len(told) != self.tokens:
+                raise ValueError("a chunk has more or fewer tokens than ids or outcomes")
+        return self
+
+
+class TimingsFile(Part):
+    prompt_seconds: Seconds | None
+    tokens: Count | None
+    seconds: Seconds | None
+
+
+class SpeculationFile(Part):
+    source: Name
+    passes: Count | None
+    drafted: Count | None
+    accepted: Count | None
+    acceptance_rate: Rate | None
+    tokens_per_pass: Rate | None
+    by_position: Annotated[list[Count], Field(max_length=4096)] | None
+    shared: bool
+
+
+class ServerRunFile(Part):
+    schema_: Literal[1] = Field(alias="schema")
+    server: ServerFile
+    settings: AskedFile  # type: ignore[valid-type]
+    prompt: LongText
+    text: LongText
+    stop_reason: Literal["eos", "length", "cancelled"]
+    seconds: Seconds
+    prompt_tokens: Count | None
+    new_tokens: Count | None
+    chunks: Annotated[list[ChunkFile], Field(max_length=MOST_IDS)]
+    timings: TimingsFile | None
+    speculation: SpeculationFile | None
+    missing: Annotated[list[Text], Field(max_length=32)]
+    metrics: dict[str, Any]
+
+    @model_validator(mode="after")
+    def parts_agree(self) -> Self:
+        if "".join(chunk.text for chunk in self.chunks) != self.text:
+            raise ValueError("a server's text is not that of its chunks")
+        times = [chunk.seconds for chunk in self.chunks]
+        if times != sorted(times):
+            raise ValueError("a server's chunks arrived before those that come first")
+        return self

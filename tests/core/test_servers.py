@@ -1,0 +1,480 @@
+"""Running servers: recognised, understood, bounded, and measured, each against a stand-in that speaks its dialect."""
+
+import json
+import random
+from dataclasses import replace
+from functools import partial
+
+import httpx
+import pytest
+from stand_in_servers import STEPS, WORDS, stand_in_server
+
+from app.history.run_file import open_file
+from core.__main__ import main
+from core.errors import UserError
+from core.records import SCHEMA
+from core.servers import (
+    KEY_VARIABLE,
+    Server,
+    ServerChunk,
+    ServerRun,
+    connect,
+    describe_crossing,
+    finish,
+    first_parting,
+    gains,
+    load,
+    load_document,
+    measure_run,
+    open_lane,
+    refuse_public,
+    server_run_from_dict,
+)
+from core.servers import connection as connection_module
+from core.servers.connection import Connection, read_address
+from core.servers.counters import between, read_counters
+from core.servers.lane import ask
+from core.servers.load import check_readers
+from core.servers.report import Gain, server_table
+from core.settings import Settings
+
+DIALECTS = ("vLLM", "SGLang", "llama.cpp", "OpenAI-compatible")
+VERSIONS = {"vLLM": "0.32.0", "SGLang": "0.5.9", "llama.cpp": "b11549-abc"}
+DRAFTED, ACCEPTED = sum(drafted for drafted, _ in STEPS), sum(accepted for _, accepted in STEPS)
+BY_POSITION = (3, 2)
+"""Of the stand-in's steps: three accepted at least one token, two at least two."""
+OUTCOMES = (
+    *("plain", "accepted", "accepted", "corrected", "corrected"),
+    *("accepted", "accepted", "bonus", "accepted", "corrected"),
+)
+SETTINGS = Settings(max_new_tokens=16)
+A_SERVER = Server("http://127.0.0.1:1", "vLLM", "0.32.0", "tiny", ("tiny",))
+
+
+def answer(address, settings=SETTINGS, prompt="Why is the sky blue?", **options):
+    with open_lane(connect(address), prompt, settings, **options) as lane:
+        for _ in lane:
+            pass
+    return lane.run
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("chat", ["auto", "off"])
+def test_each_dialect_is_recognised_and_its_answer_understood(dialect, chat):
+    with stand_in_server(dialect) as it:
+        run = answer(it.address + "/v1/", replace(SETTINGS, chat=chat))
+    assert (run.server.engine, run.server.version, run.server.models) == (dialect, VERSIONS.get(dialect), ("tiny",))
+    assert run.text == "".join(WORDS) and run.stop_reason == "eos"
+    assert run.new_tokens == len(WORDS) and measure_run(run).tokens == len(WORDS)
+    assert [chunk.seconds for chunk in run.chunks] == sorted(chunk.seconds for chunk in run.chunks)
+    exact = dialect == "vLLM" or dialect == "llama.cpp" or (dialect == "SGLang" and chat == "off")
+    assert (run.token_ids == list(range(100, 110))) == exact
+    if dialect == "OpenAI-compatible":
+        assert run.speculation is None and "speculation" in run.missing
+        return
+    counted = run.speculation
+    assert (counted.drafted, counted.accepted, counted.passes) == (DRAFTED, ACCEPTED, len(STEPS))
+    assert counted.acceptance_rate == ACCEPTED / DRAFTED
+    assert counted.shared == (not exact)
+    assert counted.tokens_per_pass == pytest.approx((len(WORDS) - 1) / len(STEPS))
+    assert "speculation" not in run.missing
+    if exact:
+        assert counted.by_position[:2] == BY_POSITION and sum(counted.by_position[2:]) == 0
+    if dialect in ("vLLM", "llama.cpp"):
+        assert tuple(outcome for chunk in run.chunks for outcome in chunk.outcomes) == OUTCOMES
+    else:
+        assert "which tokens were drafted" in run.missing
+    assert it.streams[-1]["stream"] is True
+
+
+def test_own_timings_of_the_server_are_used_and_named():
+    with stand_in_server("llama.cpp") as one, stand_in_server("SGLang") as other:
+        own, read = answer(one.address), answer(other.address)
+    assert measure_run(own).clock == "server" and measure_run(read).clock == "reader"
+    assert measure_run(own).tokens_per_second == pytest.approx((len(WORDS) - 1) / 0.1)  # the first is the prompt's
+    assert own.server.drafter == "draft-simple" and "the server's own timings" in read.missing
+
+
+def test_settings_reach_the_server_as_it_calls_them():
+    settings = Settings(
+        max_new_tokens=7, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, ignore_eos=True, system="Be brief."
+    )
+    with stand_in_server("llama.cpp") as it:
+        answer(it.address, settings)
+        asked, template = it.streams[-1], next(body for _, path, body in it.requests if path == "/apply-template")
+    assert [message["role"] for message in template["messages"]] == ["system", "user"]
+    assert (asked["n_predict"], asked["top_k"], asked["min_p"], asked["ignore_eos"]) == (7, 3, 0.1, True)
+    with stand_in_server("OpenAI-compatible") as it:
+        run = answer(it.address, settings)
+        assert "top_k" not in it.streams[-1] and it.streams[-1]["top_p"] == 0.9
+    assert any(word.startswith("top_k") for word in run.missing)
+
+
+def test_counters_are_read_before_and_after_where_the_answer_tells_nothing():
+    with stand_in_server("vLLM", detailed=False) as it:
+        answer(it.address)
+        run = answer(it.address)
+        silent = stand_in_server("vLLM", detailed=False, counters=False)
+        with silent as other:
+            nothing = answer(other.address)
+    assert (run.speculation.drafted, run.speculation.shared) == (DRAFTED, True)
+    assert run.speculation.by_position == BY_POSITION and all(chunk.outcomes is None for chunk in run.chunks)
+    assert nothing.speculation is None and "speculation" in nothing.missing
+    assert between({"drafted": 5, "accepted": 3}, {"drafted": 1, "accepted": 1}) is None  # the server began anew
+    assert read_counters(
+        "vLLM", 'vllm:spec_decode_num_draft_tokens{a="}"} NaN\nvllm:spec_decode_num_drafts 2 17\n'
+    ) == {"passes": 2}
+
+
+FAULTS = {
+    "hang up at once": "hung up",
+    "html": "an HTML page",
+    "redirect": "sends on to",
+    "500": "status 500: out of memory",
+    "not a stream": "does not stream",
+    "error inside": "gave up: the slot is gone",
+    "not JSON": "not JSON",
+    "deep JSON": "not JSON",
+    "not UTF-8": "not UTF-8",
+    "long line": "a line of more than",
+    "endless": "does not stop",
+    "hang up mid-token": "hung up",
+    "no end": "hung up before the answer was complete",
+}
+
+
+def hear_all(server, runs):
+    """An answer to its end; its run is among `runs` from the beginning."""
+    with open_lane(server, "Hello", SETTINGS) as lane:
+        runs.append(lane.run)
+        for _ in lane:
+            pass
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_a_server_does_wrong_is_one_sentence(fault):
+    with stand_in_server("llama.cpp") as elsewhere, stand_in_server("llama.cpp", elsewhere=elsewhere.address) as it:
+        server = None if fault in ("html", "redirect", "hang up at once") else connect(it.address)
+        it.fault, runs = fault, []
+        with pytest.raises(UserError, match=FAULTS[fault]) as raised:
+            hear_all(server or connect(it.address), runs)
+        assert not elsewhere.requests  # nobody is asked but the address that was given
+    message = str(raised.value)
+    assert message[-1] in ".?" and not message.endswith("..") and message.isprintable()
+    assert all(run.stop_reason == "cancelled" for run in runs) and bool(runs) == (server is not None)
+
+
+def test_silence_is_bounded_and_stop_is_heard_in_it():
+    with stand_in_server("llama.cpp") as it:
+        server = connect(it.address)
+        it.fault = "silent"
+        with Connection(it.address, silent_seconds=0.2) as connection, pytest.raises(UserError, match=r"0\.2 seconds"):
+            list(ask(connection, ServerRun(server, SETTINGS, "Hello"), counted=False))
+        pressed = []
+        with open_lane(server, "Hello", SETTINGS, stop=lambda: bool(pressed)) as lane:
+            next(lane)
+            pressed.append(True)
+            assert list(lane) == [] and lane.run.stop_reason == "cancelled"  # the server is silent for 3 seconds
+
+
+def test_time_and_sizes_are_bounded(monkeypatch):
+    with stand_in_server("llama.cpp") as it:
+        server, clock = connect(it.address), iter(range(0, 100_000, 400))
+        with (
+            Connection(it.address, clock=lambda: next(clock)) as connection,
+            pytest.raises(UserError, match="longer than"),
+        ):
+            list(ask(connection, ServerRun(server, SETTINGS, "Hello"), counted=False))
+        monkeypatch.setattr(connection_module, "LONGEST_ANSWER", 10)
+        with pytest.raises(UserError, match="an answer of more than 10 bytes"):
+            connect(it.address)
+
+
+def test_the_key_is_sent_and_never_kept(monkeypatch):
+    key = "sk-very-secret-key"
+    with stand_in_server("vLLM", key=key) as it:
+        with pytest.raises(UserError, match=KEY_VARIABLE):
+            answer(it.address)
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        it.words = ["I was given ", key, "."]
+        it.steps = ()
+        run = answer(it.address)
+        assert run.text == "I was given ***."
+        it.fault = "500"
+        with pytest.raises(UserError) as raised:
+            answer(it.address)
+    assert key not in str(raised.value) and "out of memory" in str(raised.value)
+    assert key not in json.dumps(run.to_dict()) and key not in repr(run)
+    assert it.authorisations[-1] == f"Bearer {key}"
+    monkeypatch.setenv(KEY_VARIABLE, "two\nlines")
+    with pytest.raises(UserError, match="no key has") as raised:
+        Connection(it.address)
+    assert "two" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given, read",
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        (" https://host/proxy/v1/ ", "https://host/proxy"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+    ],
+)
+def test_addresses(given, read):
+    assert read_address(given) == read_address(read) == read
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "127.0.0.1:8000", "ftp://host", "file:///etc/passwd", "http://", "http://host:99999", "http://[::1"),
+        *(
+            "http://user:secret@host",
+            "http://host/?key=secret",
+            "http://a b",
+            "http://host/\n",
+            "http://h/" + "x" * 400,
+        ),
+    ],
+)
+def test_what_is_no_address_is_refused(given):
+    if given == "http://host/\n":
+        given = "http://ho\nst/"
+    with pytest.raises(UserError) as raised:
+        read_address(given)
+    assert "secret" not in str(raised.value)
+
+
+def test_nothing_is_connected_to_on_a_public_page():
+    refuse_public(False)
+    with pytest.raises(UserError, match="public"):
+        refuse_public(True)
+
+
+def test_a_server_that_is_not_there_or_has_no_such_model():
+    with stand_in_server("vLLM") as it:
+        with pytest.raises(UserError, match="serves no model 'huge'; it serves tiny"):
+            connect(it.address, "huge")
+        gone = it.address
+    with pytest.raises(UserError, match="cannot be reached"):
+        connect(gone)
+
+
+def chunks(*texts, ids=None):
+    return [ServerChunk(text, 0.1 * at, 1, [ids[at]] if ids else None) for at, text in enumerate(texts)]
+
+
+def test_time_per_token_shares_the_wait_among_tokens_that_arrive_together():
+    run = ServerRun(A_SERVER, SETTINGS, "Hello")
+    arrivals = [(0.5, 1), (0.6, 1), (0.9, 2), (0.9002, 1), (1.3, None)]
+    run.chunks = [ServerChunk("x", seconds, tokens) for seconds, tokens in arrivals]
+    found = measure_run(run)
+    assert found.first_token_seconds == 0.5 and found.counted == "chunks"  # one chunk does not say how many it holds
+    assert found.token_seconds == pytest.approx(0.1) and found.token_seconds_p95 == pytest.approx(0.4, abs=1e-3)
+    assert found.reader_tokens_per_second == pytest.approx(5 / 0.8)
+
+
+def test_two_texts_part_at_a_token_or_at_a_character():
+    one = ServerRun(A_SERVER, SETTINGS, "Hello", chunks("The", " sky", " is", ids=[1, 2, 3]))
+    other = ServerRun(A_SERVER, SETTINGS, "Hello", chunks("The", " sea", " is", ids=[1, 9, 3]))
+    bare = ServerRun(A_SERVER, SETTINGS, "Hello", chunks("The", " sea"))
+    found = first_parting(one, other)
+    assert (found.unit, found.position, found.shared, found.first, found.second) == (
+        "token",
+        1,
+        "The",
+        " sky is",
+        " sea is",
+    )
+    found = first_parting(one, bare)
+    assert (found.unit, found.position, found.first, found.second) == ("character", 5, "ky is", "ea")
+    assert first_parting(one, one) is None and first_parting(other, bare) is None  # the same as far as both go
+
+
+@pytest.mark.parametrize(
+    "ratios, sentence",
+    [
+        ([2.0, 1.5, 1.1], "Speculation pays up to 4 readers: 1.10× there."),
+        ([2.0, 1.5, 0.9], "From 4 readers on, speculation costs you: 0.90× the plain server, 1.50× at 2."),
+        ([1.2, 0.8, 0.7], "From 2 readers on, speculation costs you: 0.80× the plain server, 1.20× at 1."),
+        (
+            [0.9, 0.8, 0.7],
+            "Speculation costs you at every number of readers measured: 0.90× the plain server at 1 reader.",
+        ),
+        ([0.9, 1.2, 0.9], "Speculation costs you at 1 and 4 readers and pays at the others: there is no one crossing."),
+        ([1.3], "Speculation pays at 1 reader: 1.30× there."),
+        ([], ""),
+    ],
+)
+def test_where_speculation_turns_into_a_loss_is_a_sentence(ratios, sentence):
+    assert describe_crossing([Gain(1, 0, 2**at, ratio) for at, ratio in enumerate(ratios)]) == sentence
+
+
+def test_load_is_measured_level_by_level():
+    with (
+        stand_in_server("vLLM", seconds_per_word=0.004, steps=()) as plain,
+        stand_in_server("vLLM", seconds_per_word=0.004) as speculative,
+    ):
+        servers, steps = [connect(plain.address), connect(speculative.address)], []
+        found = finish(load(servers, ["one", "two", "three"], SETTINGS, [4, 1, 4]), steps.append)
+        assert (plain.most_reading, speculative.most_reading) == (4, 4)
+    assert [(level.server, level.readers) for level in found.levels] == [(0, 1), (1, 1), (1, 4), (0, 4)]
+    assert [step.done for step in steps] == [1, 2, 3, 4, 5, 6] and steps[-1].total == 6
+    assert [level.answers for level in found.levels] == [3, 3, 8, 8]
+    assert all(level.counted == "tokens" and level.failed == 0 for level in found.levels)
+    assert [run.prompt for run in found.runs[1]] == ["one", "two", "three"]
+    drafting = found.of(1)[-1].speculation
+    assert (drafting.drafted, drafting.tokens_per_pass) == (8 * DRAFTED, pytest.approx(9 / 4))
+    assert [gain.readers for gain in gains(found)] == [1, 4]
+    assert all(gain.ratio > 1 for gain in gains(found))  # half the waits
+    document = json.loads(json.dumps(load_document(found), allow_nan=False))
+    assert document["crossing"].startswith("Speculation pays up to 4 readers")
+    assert document["same_text"][0]["same"] == 3 and len(document["server_runs"]) == 6
+    assert any("sent up to 3 times" in note for note in document["notes"])
+    shown = server_table(found)
+    assert "wrote the same for all 3 prompts" in shown and "Speculation pays" in shown
+
+
+def test_failures_under_load_are_counted_and_stop_ends_it():
+    with stand_in_server("vLLM") as it:
+        server = connect(it.address)
+        steps = load([server], ["one", "two", "three"], SETTINGS, [1, 2])
+        next(steps)
+        it.failing = 1
+        level = next(steps).load.levels[0]
+        assert (level.answers, level.failed) == (2, 1) and "overloaded" in level.errors[0]
+        pressed = []
+        steps = load([server], ["one"], SETTINGS, [1, 2], stop=lambda: bool(pressed))
+        next(steps)
+        pressed.append(True)
+        last = list(steps)[-1]
+        assert last.load.stopped and not last.load.levels
+    with pytest.raises(UserError, match="between 1 and"):
+        check_readers([0, 4])
+
+
+def test_bench_of_servers_on_the_command_line(capsys, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo\n")
+    with stand_in_server("vLLM", steps=()) as plain, stand_in_server("llama.cpp") as speculative:
+        urls = ["--server", plain.address, "--server", speculative.address]
+        asked = ["bench", *urls, "--prompts", str(prompts), "--max-new-tokens", "16", "--concurrency", "1,2"]
+        assert main([*asked, "--json", "-"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert main(asked) == 0
+        shown = capsys.readouterr()
+    assert [found["engine"] for found in document["servers"]["servers"]] == ["vLLM", "llama.cpp"]
+    assert document["schema"] == SCHEMA and [level["readers"] for level in document["servers"]["levels"]] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert "llama.cpp b11549-abc, draft-simple" in shown.out and "6 of 6" in shown.err
+    assert main(["bench", "--concurrency", "2"]) == 2 and "--server" in capsys.readouterr().err
+    assert main(["bench", "--server", "ftp://x"]) == 2
+
+
+def test_documents_with_servers_answers_reopen():
+    with stand_in_server("llama.cpp") as it:
+        run = answer(it.address)
+    document = run.to_dict()
+    assert server_run_from_dict(json.loads(json.dumps(document))) == run
+    race = {"schema": SCHEMA, "runs": [], "server_runs": [document]}
+    assert open_file(json.dumps(race)).server_runs == [run] == open_file(json.dumps(document)).server_runs
+    for wrong in (
+        {**document, "text": "another"},
+        {**document, "chunks": [{**document["chunks"][0], "outcomes": ["rejected"]}, *document["chunks"][1:]]},
+        {**document, "server": {**document["server"], "address": "http://user:key@host"}},
+        {**document, "seconds": float("inf")},
+    ):
+        with pytest.raises(UserError):
+            open_file(json.dumps({**race, "server_runs": [wrong]}))
+    with pytest.raises(ValueError, match="incomplete"):
+        server_run_from_dict({**document, "server": {}})
+
+
+STRANGE = (
+    None,
+    -1,
+    1e308,
+    10**400,
+    "<script>",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    True,
+    "\x00\x1b[2J",
+    -0.5,
+    float("inf"),
+)
+
+
+def spoilt(value, chance, draw):
+    """The same document with some of its parts replaced by what does not belong there."""
+    if draw.random() < chance:
+        return draw.choice(STRANGE)
+    if isinstance(value, dict):
+        return {key: spoilt(each, chance, draw) for key, each in value.items() if draw.random() > chance / 4}
+    return [spoilt(each, chance, draw) for each in value] if isinstance(value, list) else value
+
+
+def recorded(dialect):
+    """What a stand-in answers to each page and request, as (path, content type) -> bytes."""
+    found = {}
+    with stand_in_server(dialect) as it:
+        run = answer(it.address, replace(SETTINGS, chat="off"))
+        for method, path, body in list(it.requests):
+            reply = httpx.request(method, it.address + path, json=body or None)
+            found[path] = reply.status_code, reply.headers["content-type"], reply.content
+    return run, found
+
+
+def test_a_thousand_spoilt_responses_are_understood_or_one_sentence(monkeypatch):
+    """Wrong types, wrong bytes, cuts: never a trace-back, and whatever is kept can be written and opened again."""
+    draw, original = random.Random(17), {dialect: recorded(dialect) for dialect in DIALECTS}
+    replies = {}
+
+    def reply(request):
+        status, kind, content = replies.get(request.url.path, (404, "text/plain", b""))
+        way = draw.choice(("json", "json", "bytes", "cut", "status", "whole"))
+        if way == "json":
+            lines = content.split(b"\n")
+            for at, line in enumerate(lines):
+                head, body = (b"data: ", line[6:]) if line.startswith(b"data: {") else (b"", line)
+                if body.startswith((b"{", b"[")) and draw.random() < 0.5:
+                    lines[at] = head + json.dumps(spoilt(json.loads(body), 0.15, draw)).encode()
+            content = b"\n".join(lines)
+        elif way == "bytes" and content:
+            spoiling = bytearray(content)
+            for _ in range(draw.randint(1, 4)):
+                spoiling[draw.randrange(len(spoiling))] = draw.randrange(256)
+            content = bytes(spoiling)
+        elif way == "cut":
+            content = content[: draw.randrange(len(content) + 1)]
+        elif way == "status" and draw.random() < 0.2:
+            status = draw.choice((204, 301, 400, 500, 503))
+        return httpx.Response(status, headers={"content-type": kind}, stream=httpx.ByteStream(content))
+
+    client = partial(httpx.Client, transport=httpx.MockTransport(reply))
+    monkeypatch.setattr(connection_module.httpx, "Client", client)
+    ways, said = {"understood": 0, "refused": 0}, []
+    for at in range(1000):
+        run, replies = original[DIALECTS[at % 4]]
+        heard = ServerRun(run.server, run.settings, run.prompt)
+        with Connection(run.server.address) as connection:
+            try:
+                if at % 3 == 0:
+                    heard.server = connect(run.server.address, connection=connection)
+                list(ask(connection, heard))
+                ways["understood"] += 1
+            except UserError as error:
+                ways["refused"] += 1
+                said.append(str(error))
+        heard.stop_reason = heard.stop_reason or "cancelled"
+        text = json.dumps({"schema": SCHEMA, "server_runs": [heard.to_dict()]}, allow_nan=False)
+        assert open_file(text).server_runs == [heard]
+    assert min(ways.values()) > 200, ways
+    assert all("\n" not in sentence and len(sentence) < 700 for sentence in said)

@@ -69,7 +69,10 @@ def run_bench(arguments: argparse.Namespace) -> None:
     if arguments.concurrency and not arguments.server:
         raise UserError("--concurrency is of running servers: name one with --server URL.")
     alone = arguments.server and all(getattr(arguments, name) is None for name in OWN)
-    shown, document = ("", {"schema": SCHEMA}) if alone else measure_here(arguments)
+    document: dict[str, Any] = {"schema": SCHEMA}
+    shown = ""
+    if not alone:
+        shown, document = measure_here(arguments)
     if arguments.server:
         of_servers, document["servers"] = measure_servers(arguments)
         shown = "\n\n".join(filter(None, [shown, of_servers]))

@@ -230,9 +230,9 @@ class OpenAIListener(Listener):
         total = sum(chunk.tokens or 0 for chunk in self.run.chunks)
         if sum(self._steps[0]) > total + LONGEST_DRAFT:
             return
-        outcomes = [PLAIN]  # the first token comes out of the prompt's own pass
+        outcomes: list[Outcome] = [PLAIN]  # the first token comes out of the prompt's own pass
         for accepted, drafted in zip(*self._steps):
-            outcomes += [ACCEPTED] * accepted + [own(accepted, drafted)]
+            outcomes += judged(accepted, drafted)
         if not 0 <= len(outcomes) - total <= max(self._steps[0], default=0):  # the last step may be cut at the end
             return
         for chunk in self.run.chunks:
@@ -274,7 +274,7 @@ class LlamaListener(Listener):
         self._before = (self._before[0], drafted, accepted)
         self._known = self._known and 0 <= stood <= new and not (new and self._queue)
         if new > 0 and self._known:
-            self._queue = [ACCEPTED] * stood + [own(stood, new)]
+            self._queue = judged(stood, new)
             self._steps.append(stood)
         found: list[Outcome] = [self._queue.pop(0) if self._queue else PLAIN for _ in range(tokens)]
         return found if self._known and found else None
@@ -328,9 +328,11 @@ class SGLangListener(Listener):
 MOST_IDS = 200_000
 
 
-def own(accepted: int, drafted: int) -> Outcome:
-    """What the target's own token of a step is, after so many accepted of so many drafted."""
-    return PLAIN if not drafted else "bonus" if accepted == drafted else "corrected"
+def judged(accepted: int, drafted: int) -> list[Outcome]:
+    """What became of a step's tokens: so many accepted of so many drafted, and the target's own after them."""
+    found: list[Outcome] = [ACCEPTED for _ in range(accepted)]
+    found.append(PLAIN if not drafted else "bonus" if accepted == drafted else "corrected")
+    return found
 
 
 def timings_of_llama(timings: Any) -> Timings | None:

@@ -183,6 +183,22 @@ class Engine:
         )
         return [(suggestion.draft, suggestion.speedup) for suggestion in found]
 
+    def gpus(self) -> list[str]:
+        """Names of the cards that `predict_on` knows."""
+        from core.inspecting.devices import cards
+
+        return [card.name for card in cards()]
+
+    def predict_on(self, gpu: str, settings: Settings, acceptance: float | None) -> dict[str, Any]:
+        """What a pair would do on a card that is not here, as `inspect --device-like` writes it; `acceptance` is what
+        was measured of the pair, if it was."""
+        from core.inspecting.devices import find_card, predict_on
+
+        self.admit(settings)
+        card = find_card(gpu)
+        target, draft = settings.target or POCKET_NAME, settings.draft or (None if settings.target else POCKET_NAME)
+        return predict_on(card, target, draft, acceptance=acceptance, revision=settings.revision).to_dict()
+
     @staticmethod
     def _key(settings: Settings) -> tuple[Any, ...]:
         named = (settings.target, settings.draft, settings.revision)

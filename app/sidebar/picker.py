@@ -17,6 +17,7 @@ from app.insides import PRIVATE, QUIET, html_block
 from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import sentence, with_device
+from app.serving.visit import Visit
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair, replaced
 from core.errors import UserError
@@ -25,6 +26,7 @@ from core.progress import in_bytes, never
 from core.settings import HEAD, POCKET_NAME, Settings
 
 OTHER = "other…"
+NO_GPU = ""
 BUNDLED = f"{POCKET_NAME} (bundled)"
 FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
 """Controls that depend on the pair."""
@@ -123,12 +125,22 @@ class Picker:
             },
         }
         controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
+        controls["gpu"] = gr.Dropdown(
+            [("not chosen", NO_GPU), *self.engine.gpus()],
+            value=NO_GPU,
+            label="What if my GPU is …",
+            info="Predicts this pair on a card that is not here: whether it fits, how fast, and whether a draft pays. "
+            "Choose one, or type its figures: 12 GB, 504 GB/s, 58 TFLOPS.",
+            allow_custom_value=True,
+            elem_id="gpu",
+        )
+        controls["outlook"] = html_block(elem_id="outlook", visible=False)
         controls["draft_precision"] = control("draft_precision", self.engine.settings, render=False)
         return controls
 
-    def connect(self, page: gr.Blocks, controls: dict[str, Any]) -> None:
-        """Fill the fields when a pair is chosen; then look at it, without a turn on the device: its card, and the
-        controls that depend on it."""
+    def connect(self, page: gr.Blocks, controls: dict[str, Any], visit: gr.State) -> None:
+        """Fill the fields when a pair is chosen; then look at it, without a turn on the device: its card, what it would
+        be like on another GPU, and the controls that depend on it."""
         fields = [controls[name] for name in NAMED]
         controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
         named = [controls[name] for name in ("pair", "target", "draft")]
@@ -140,10 +152,18 @@ class Picker:
             **QUIET,
         )
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
-        triggers = [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision"))]
-        triggers += [event for field in fields for event in (field.submit, field.blur)]
+        typed = [event for field in fields for event in (field.submit, field.blur)]
         gr.on(
-            triggers,
+            [controls["gpu"].change, controls["pair"].change, *typed],
+            self.predict,
+            [controls[name] for name in ("gpu", "pair", *NAMED)] + [visit],
+            controls["outlook"],
+            concurrency_limit=None,
+            trigger_mode="always_last",
+            **PRIVATE,
+        )
+        gr.on(
+            [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision")), *typed],
             self.look,
             [controls[name] for name in ("pair", *NAMED, "precision", "draft_precision", "method")],
             [controls[name] for name in ("card", *FOLLOWING)],
@@ -176,14 +196,11 @@ class Picker:
         unchanged = [gr.skip() for _ in FOLLOWING]
         try:
             chosen = self._choice(pair)
-            if pair != OTHER:
-                target, draft, revision = chosen.target, chosen.draft, ""
-            elif not target:
+            if pair == OTHER and not target:
                 words = "Name a target, and a draft for it; this card will tell what they would be like here."
                 yield [waiting_html(words), *unchanged]
                 return
-            named = {"target": target, "draft": draft, "revision": revision}
-            settings = pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
+            settings = self._named(pair, target, draft, revision, precision, draft_precision)
             yield [waiting_html("Looking at the models' configs…"), *unchanged]
             found = self.engine.inspect(settings)
             loaded = self.engine.loaded(settings)
@@ -196,6 +213,34 @@ class Picker:
                 yield [card_html(found, drafts=self.engine.drafts(settings), news=news), *following]
         except Exception as error:
             yield [trouble_html(sentence(error)), *unchanged]
+
+    def predict(self, gpu: str, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
+        """What the pair would be like on a GPU that is not here; nothing where none is named."""
+        gpu = (gpu or NO_GPU).strip()
+        if gpu == NO_GPU or (pair == OTHER and not target):
+            return gr.update(visible=False, value="")
+        try:
+            settings = self._named(pair, target, draft, revision)
+            found = self.engine.predict_on(gpu, settings, measured_acceptance(visit, settings))
+            return gr.update(visible=True, value=outlook_html(found))
+        except Exception as error:
+            return gr.update(visible=True, value=trouble_html(sentence(error)))
+
+    def _named(
+        self,
+        pair: str,
+        target: str,
+        draft: str,
+        revision: str,
+        precision: str = "auto",
+        draft_precision: str = "auto",
+    ) -> Settings:
+        """The settings of the pair that is chosen, or typed."""
+        chosen = self._choice(pair)
+        if pair != OTHER:
+            target, draft, revision = chosen.target, chosen.draft, ""
+        named = {"target": target, "draft": draft, "revision": revision}
+        return pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
 
     def unload(self) -> Iterator[str]:
         """Free the models in memory once nothing runs; the next run loads what it needs."""
@@ -264,6 +309,66 @@ def trouble_html(text: str) -> str:
         '<div class="pair-card" data-level="bad" role="alert"><p class="pair-verdict">'
         f'<b aria-hidden="true">{MARKS["bad"]}</b>{escape(text)}</p></div>'
     )
+
+
+JUDGED_BY_A_DRAFT = ("draft", "head")
+"""Methods whose acceptance rate tells of the pair, and not of the text's repetitions."""
+
+
+def measured_acceptance(visit: Visit, settings: Settings) -> float | None:
+    """Accepted ÷ judged in the newest run of this visit that the pair's draft drafted; None where there is none."""
+    pair = (settings.target, settings.draft, settings.revision)
+    for entry in reversed(visit.entries):
+        for head in entry.heads:
+            own = head["settings"]
+            rate = head["metrics"]["acceptance_rate"] if own["method"] in JUDGED_BY_A_DRAFT else None
+            if rate is not None and tuple(own.get(name) for name in ("target", "draft", "revision")) == pair:
+                return rate
+    return None
+
+
+def outlook_html(found: dict[str, Any]) -> str:
+    """The card of a `DevicePrediction` (core.inspecting.devices), `to_dict()`: the decision, a column a precision, and
+    where every number comes from."""
+    card, outlooks = found["card"], found["outlooks"]
+    level = "good" if found["go"] else "bad" if not any(each["fits"] for each in outlooks) else "caution"
+    heads = "".join(f'<th scope="col">{escape(each["precision"])}</th>' for each in outlooks)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        for name, cells in _outlook_rows(found)
+    )
+    sources = "".join(f"<dt>{escape(what)}</dt><dd>{escape(source)}.</dd>" for what, source in found["sources"].items())
+    figures = f"{card['memory']:g} GB, {card['bandwidth']:,g} GB/s, {card['compute']:g} TFLOPS"
+    return (
+        f'<div class="pair-card outlook" data-level="{level}" role="status"><p class="pair-verdict">'
+        f'<b aria-hidden="true">{MARKS[level]}</b>{escape(found["sentence"])}</p>'
+        f"<p class='outlook-kind'>A prediction for {escape(card['name'])} ({figures}), not a measurement.</p>"
+        f"<table><tr><td></td>{heads}</tr>{rows}</table>"
+        f"<details><summary>Where these numbers come from</summary><dl>{sources}</dl></details></div>"
+    )
+
+
+def _outlook_rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """A line per question, a cell per precision."""
+    outlooks, measured = found["outlooks"], found["acceptance"]
+    rows = [
+        (f"at {found['context']:,} tokens", [in_bytes(each["needed"]) for each in outlooks]),
+        ("longest text, tokens", [f"{each['longest']:,}" if each["longest"] else "does not fit" for each in outlooks]),
+        ("plain tokens/s", [f"{each['tokens_per_second']:,.0f}" if each["fits"] else "–" for each in outlooks]),
+        ("bound by", [each["bound"] if each["fits"] else "–" for each in outlooks]),
+    ]
+    for at, gain in enumerate(outlooks[0]["gains"]):
+        alpha = gain["acceptance"]
+        name = f"{alpha:.0%} accepted" + (", measured here" if alpha == measured else "")
+        rows.append((name, [_gained(each, at) for each in outlooks]))
+    return rows
+
+
+def _gained(outlook: dict[str, Any], at: int) -> str:
+    if not outlook["fits"]:
+        return "–"
+    gain = outlook["gains"][at]
+    return f"{gain['speedup']:.2f}×, draft {gain['draft_length']}" if gain["draft_length"] else "no gain"
 
 
 def facts(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -22,13 +23,15 @@ import torch
 from core.costs.rounds import RoundCosts, best_length, expected_tokens, leviathan
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
-from core.inspecting.likeness import SizedHead
+from core.inspecting.likeness import HeadPreview, SizedHead, preview_head, size_up_head
 from core.progress import in_bytes
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
 Basis = Literal["bytes", "layers"]
 PRECISIONS = ("nf4", "bf16")
 ALPHAS = (0.6, 0.7, 0.8)
+EXPECTED = 0.7
+"""What decides where nothing was measured."""
 LONGEST = 8
 REACHED = 0.7
 """Share of the data sheet's bandwidth, and half of that of its arithmetic, that small batches are assumed to reach."""
@@ -48,6 +51,8 @@ SOURCES = {
     "kernels of a layer": f"assumed: {LAYER_SECONDS * 1e6:.0f} µs in a captured graph",
     "bytes of weights and caches": "counted from the models' configs, as loading would lay them out",
     "rows multiplied in 4 bits": "bitsandbytes 0.50's source; past them whole matrices are unpacked for every pass",
+    "tokens/s": "bound by what is named beside it: a pass takes as long as reading its bytes or as its arithmetic, "
+    "whichever is longer, and its kernels besides",
     "acceptance": "0.6 to 0.8 is usual for a draft of the same family; Leviathan et al. 2023 (tables 2 and 3) report "
     "about 0.5 to 0.9. Your text decides: measure it",
 }
@@ -119,28 +124,40 @@ class Gain:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A precision on a card. Bytes as loading would lay them out; `tokens_per_second` of plain decoding behind
-    `context` tokens; `gains` are empty without a draft."""
+    """A precision on a card. Bytes as loading would lay them out; `longest` is the longest context that fits, 0 where
+    none does; `tokens_per_second` of plain decoding behind `context` tokens, and what most of that time is: bandwidth,
+    arithmetic or kernels; `gains` are empty without a draft."""
 
     precision: str
     needed: int
     fits: bool
+    longest: int
     tokens_per_second: float
+    bound: str
     gains: tuple[Gain, ...]
 
 
 @dataclass(frozen=True)
 class DevicePrediction:
-    """A pair on a card, in every precision; `go` is the decision, `sentence` says it with its reason."""
+    """A pair on a card, in every precision; `go` is the decision, `sentence` says it with its reason. `acceptance` is
+    the one that was measured of this pair, if it was: then it decides."""
 
     card: Card
     context: int
+    acceptance: float | None
     outlooks: tuple[Outlook, ...]
     go: bool
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "kind": "prediction", "sources": SOURCES}
+        return {**asdict(self), "kind": "prediction", "sources": self.sources}
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where every number comes from."""
+        if self.acceptance is None:
+            return SOURCES
+        return {**SOURCES, f"{self.acceptance:.0%} accepted": "measured here, in the last run of this pair"}
 
 
 @cache
@@ -181,38 +198,89 @@ def _own_card(text: str) -> Card | None:
     return Card("your card", nf4_rows=_document()["defaults"]["nf4_rows"], **figures)
 
 
-def predict_on(card: Card, target: str, draft: str | None, context: int = 2048) -> DevicePrediction:
-    """A pair, by names as `inspect` takes them, on a card. Raises UserError where a model cannot be looked at."""
-    files = preview(target, "target"), preview(draft, "draft") if draft else None
-    outlooks = tuple(_outlook(card, files, precision, context) for precision in PRECISIONS)
-    return DevicePrediction(card, context, outlooks, *_decide(card, outlooks))
+Drafter = Sized | SizedHead
 
 
-def _outlook(card: Card, files: tuple[Preview, Preview | None], precision: str, context: int) -> Outlook:
+def predict_on(
+    card: Card,
+    target: str,
+    draft: str | None,
+    context: int = 2048,
+    acceptance: float | None = None,
+    revision: str | None = None,
+) -> DevicePrediction:
+    """A pair, by names as `inspect` takes them, on a card; `acceptance` as measured of it, if it was. Raises UserError
+    where a model cannot be looked at."""
+    ours = preview(target, "target", revision)
+    theirs = (preview_head(draft) or preview(draft, "draft")) if draft else None
+    alphas = sorted({*ALPHAS, *([] if acceptance is None else [acceptance])})
+    decisive = EXPECTED if acceptance is None else acceptance
+    outlooks = tuple(_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS)
+    return DevicePrediction(card, context, acceptance, outlooks, *_decide(card, outlooks, decisive))
+
+
+def _outlook(
+    card: Card,
+    ours: Preview,
+    theirs: Preview | HeadPreview | None,
+    precision: str,
+    context: int,
+    alphas: Sequence[float],
+) -> Outlook:
     place = torch.device("cuda")
-    target = size_up(files[0], place, precision)
-    draft = size_up(files[1], place, precision) if files[1] else None
-    models = [target, draft] if draft else [target]
-    needed = sum(m.weights.total + m.cache_bytes(context) for m in models) + max(
-        m.workspace_bytes(context) for m in models
+    target = size_up(ours, place, precision)
+    draft: Drafter | None = None
+    if isinstance(theirs, HeadPreview):
+        draft = size_up_head(theirs, place)
+    elif theirs:
+        draft = size_up(theirs, place, precision)
+    models = [target, *([draft] if draft else [])]
+    room = USABLE * card.memory * 1e9
+    reading, arithmetic, kernels = pass_parts(card, target, 1, context)
+    bounds = {"bandwidth": reading, "arithmetic": arithmetic, "kernels": kernels}
+    return Outlook(
+        precision,
+        needed=_needed(models, context),
+        fits=_needed(models, context) <= room,
+        longest=_longest(models, target.context_length, room),
+        tokens_per_second=1 / (max(reading, arithmetic) + kernels),
+        bound=max(bounds, key=lambda name: bounds[name]),
+        gains=tuple(_gain(card, target, draft, alpha, context) for alpha in alphas) if draft else (),
     )
-    fits = needed <= USABLE * card.memory * 1e9
-    plain = pass_seconds(card, target, 1, context)
-    gains = tuple(_gain(card, target, draft, alpha, context) for alpha in ALPHAS) if draft else ()
-    return Outlook(precision, needed, fits, 1 / plain, gains)
 
 
-def pass_seconds(card: Card, model: Sized, rows: int, context: int) -> float:
-    """Seconds of a pass over `rows` tokens behind `context` cached ones: the longer of reading and arithmetic."""
+def _needed(models: Sequence[Drafter], context: int) -> int:
+    """Bytes of weights, the caches of one run and the wider workspace."""
+    held = sum(model.weights.total + model.cache_bytes(context) for model in models)
+    return held + max(model.workspace_bytes(context) for model in models)
+
+
+def _longest(models: Sequence[Drafter], most: int, room: float) -> int:
+    """The longest context up to `most` that fits into `room` bytes, to 256 tokens below it; 0 where none does."""
+    if _needed(models, most) <= room:
+        return most
+    steps = bisect_right(range(1, most // 256 + 1), room, key=lambda step: _needed(models, 256 * step))
+    return 256 * steps
+
+
+def pass_seconds(card: Card, model: Drafter, rows: int, context: int) -> float:
+    """Seconds of a pass over `rows` tokens behind `context` cached ones: the longer of reading and arithmetic, and the
+    kernels."""
+    reading, arithmetic, kernels = pass_parts(card, model, rows, context)
+    return max(reading, arithmetic) + kernels
+
+
+def pass_parts(card: Card, model: Drafter, rows: int, context: int) -> tuple[float, float, float]:
+    """Seconds that reading, arithmetic and starting kernels take of such a pass; the first two at the same time."""
     weights = model.weights.read
-    if model.format.precision == "nf4" and rows > card.nf4_rows:
+    if model.precision == "nf4" and rows > card.nf4_rows:
         weights *= UNPACKING
     reading = (weights + model.cache_bytes(context)) / (REACHED * card.bandwidth * 1e9)
     arithmetic = 2 * model.weights.active_parameters * rows / (ARITHMETIC * card.compute * 1e12)
-    return max(reading, arithmetic) + model.layers * LAYER_SECONDS
+    return reading, arithmetic, model.layers * LAYER_SECONDS
 
 
-def _gain(card: Card, target: Sized, draft: Sized, alpha: float, context: int) -> Gain:
+def _gain(card: Card, target: Sized, draft: Drafter, alpha: float, context: int) -> Gain:
     step = pass_seconds(card, draft, 1, context)
     costs = RoundCosts(lambda rows: pass_seconds(card, target, rows, context), lambda rows: step)
 
@@ -223,8 +291,8 @@ def _gain(card: Card, target: Sized, draft: Sized, alpha: float, context: int) -
     return Gain(alpha, best, speedup(best))
 
 
-def _decide(card: Card, outlooks: Sequence[Outlook]) -> tuple[bool, str]:
-    """Go or no-go at the middle acceptance, in the precision that is fastest among those that fit."""
+def _decide(card: Card, outlooks: Sequence[Outlook], acceptance: float) -> tuple[bool, str]:
+    """Go or no-go at this acceptance, in the precision that is fastest among those that fit."""
     fitting = [outlook for outlook in outlooks if outlook.fits]
     if not fitting:
         least = min(outlooks, key=lambda outlook: outlook.needed)
@@ -238,8 +306,8 @@ def _decide(card: Card, outlooks: Sequence[Outlook]) -> tuple[bool, str]:
             True,
             f"It fits; about {best.tokens_per_second:.0f} tokens/s plainly in {best.precision}. No draft to judge.",
         )
-    best = max(fitting, key=lambda outlook: outlook.tokens_per_second * _middle(outlook).speedup)
-    gain = _middle(best)
+    best = max(fitting, key=lambda outlook: outlook.tokens_per_second * _at(outlook, acceptance).speedup)
+    gain = _at(best, acceptance)
     speed = f"about {best.tokens_per_second:.0f} tokens/s plainly in {best.precision}"
     if gain.speedup >= WORTH_IT:
         return True, (
@@ -251,8 +319,8 @@ def _decide(card: Card, outlooks: Sequence[Outlook]) -> tuple[bool, str]:
     return False, f"No-go: {speed}; at {gain.acceptance:.0%} acceptance a draft costs as much as it saves."
 
 
-def _middle(outlook: Outlook) -> Gain:
-    return outlook.gains[len(outlook.gains) // 2]
+def _at(outlook: Outlook, acceptance: float) -> Gain:
+    return next(gain for gain in outlook.gains if gain.acceptance == acceptance)
 
 
 def prediction_card(found: DevicePrediction) -> str:
@@ -263,12 +331,12 @@ def prediction_card(found: DevicePrediction) -> str:
         f"  {found.sentence}",
     ]
     for outlook in found.outlooks:
-        fits = "fits" if outlook.fits else "does not fit"
+        fits = f"fits (up to {outlook.longest:,})" if outlook.fits else "does not fit"
         gains = "; ".join(
             f"{g.acceptance:.0%} accepted: {g.speedup:.2f}× (draft {g.draft_length})" for g in outlook.gains
         )
         lines.append(
             f"  {outlook.precision:<5} {in_bytes(outlook.needed)} with {found.context:,} tokens, {fits}; plain "
-            f"{outlook.tokens_per_second:.0f} tokens/s" + (f"; {gains}" if gains else "")
+            f"{outlook.tokens_per_second:.0f} tokens/s, bound by {outlook.bound}" + (f"; {gains}" if gains else "")
         )
-    return "\n".join([*lines, *(f"  {what}: {source}." for what, source in SOURCES.items())])
+    return "\n".join([*lines, *(f"  {what}: {source}." for what, source in found.sources.items())])

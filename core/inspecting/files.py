@@ -302,6 +302,10 @@ class Sized:
         return any(routed_share(name, weight, self.preview.decoder) not in (0.0, 1.0) for name, weight in named)
 
     @property
+    def precision(self) -> str:
+        return self.format.precision
+
+    @property
     def layers(self) -> int:
         return self.preview.decoder.num_hidden_layers
 

@@ -272,6 +272,26 @@ class FakeEngine(Engine):
             raise UserError("The Hub has no model 'owner/missing' that you may see; check the spelling.")
         return inspection(settings)
 
+    def predict_on(self, gpu: str, settings: Settings, acceptance: float | None) -> dict[str, Any]:
+        alphas = (0.7,) if acceptance is None else (0.7, acceptance)
+        gains = [{"acceptance": alpha, "draft_length": 4, "speedup": 1 + alpha} for alpha in alphas]
+        small, large = (
+            {"needed": n * 1e9, "fits": n < 12, "longest": 15_872 * (n < 12), "tokens_per_second": 500 / n}
+            for n in (7, 18)
+        )
+        return {
+            "card": {"name": gpu, "memory": 12, "bandwidth": 504, "compute": 58.3},
+            "context": 2048,
+            "acceptance": acceptance,
+            "outlooks": [
+                {"precision": name, "bound": "bandwidth", "gains": gains, **each}
+                for name, each in (("nf4", small), ("bf16", large))
+            ],
+            "go": True,
+            "sentence": "Go: about 71 tokens/s plainly in nf4.",
+            "sources": {"kernels of a layer": "assumed: 15 µs"},
+        }
+
     def methods(self, pair: Any) -> dict[str, str | None]:
         return {"draft": None, "ngram": None, "early-exit": "the target was not trained for it", "plain": None}
 

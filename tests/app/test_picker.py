@@ -12,10 +12,21 @@ from app.header import facts_before_loading, header_html, notes
 from app.serving import Engine, Offer
 from app.serving.device import Device, in_background
 from app.serving.turns import guarded, with_pair
+from app.serving.visit import Visit
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
-from app.sidebar.picker import OTHER, Picker, card_html, choices, facts, reasons_of, trouble_html
+from app.sidebar.picker import (
+    OTHER,
+    Picker,
+    card_html,
+    choices,
+    facts,
+    measured_acceptance,
+    reasons_of,
+    trouble_html,
+)
 from core.errors import Cancelled, UserError
 from core.inspecting.catalogue import Found
+from core.records import summarise
 from core.settings import HEAD, Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
@@ -348,3 +359,22 @@ def test_the_header_of_a_pair_that_is_not_loaded_and_remarks_on_one_that_is():
     assert "<b>" not in header_html(found, ["<b>"])
     models = {"target": {"notes": ["bf16 instead"]}, "draft": {"notes": ["bf16 instead"]}}
     assert notes(models) == ["bf16 instead"]
+
+
+def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
+    """What was measured of this very pair is named beside what is assumed; another pair's runs say nothing of it."""
+    picker, visit = Picker(FakeEngine(), Device()), Visit()
+    hidden = picker.predict("", "default", "", "", "", visit)
+    assert hidden["visible"] is False
+    shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
+    assert "not a measurement" in shown and "measured here" not in shown
+    assert "<td>15,872</td><td>does not fit</td>" in shown and "<td>1.70×, draft 4</td><td>–</td>" in shown
+    for pair, rate in ((("owner/small", "owner/tiny"), 0.5), (("owner/large", "owner/tiny"), 0.9)):
+        settings = Settings(target=pair[0], draft=pair[1], method="draft", max_new_tokens=24)
+        engine = FakeEngine(pace=0, acceptance=rate)
+        lane = engine.open_lane(None, "def f():", settings, lambda: False)
+        list(lane)
+        visit.add("race", [lane.run])
+    rate = measured_acceptance(visit, Settings(target="owner/small", draft="owner/tiny"))
+    assert rate == summarise(visit.entries[0].runs[0]).acceptance_rate
+    assert f"{rate:.0%} accepted, measured here" in picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]

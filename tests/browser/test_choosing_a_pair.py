@@ -35,6 +35,19 @@ def test_the_card_tells_of_a_pair_before_it_is_loaded(page: Any) -> None:
     assert "Large and gated." in page.inner_text(CARD)
 
 
+def test_another_gpu_is_chosen_or_typed(page: Any) -> None:
+    choose_gpu = page.locator("#gpu input")
+    choose_gpu.click()
+    page.get_by_role("option", name="RTX 4070", exact=True).click()
+    page.wait_for_selector("#outlook .outlook[data-level=good]")
+    assert "A prediction for RTX 4070" in page.inner_text("#outlook")
+    page.click("#outlook summary")
+    assert "assumed: 15 µs" in page.inner_text("#outlook")
+    choose_gpu.fill("12 GB, 504 GB/s, 58 TFLOPS")
+    choose_gpu.press("Enter")
+    page.wait_for_function("document.querySelector('#outlook').innerText.includes('12 GB, 504 GB/s, 58 TFLOPS (')")
+
+
 def test_a_chosen_pair_is_the_one_that_runs(page: Any) -> None:
     choose(page, "small-pair")
     page.wait_for_function("document.querySelector('.pair-card').innerText.includes('more to know')")

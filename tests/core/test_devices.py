@@ -93,6 +93,23 @@ def test_more_acceptance_is_never_slower():
         assert speedups == sorted(speedups)
 
 
+def test_the_longest_text_is_the_last_that_fits():
+    card = find_card("RTX 4070")
+    nf4, bf16 = predict_on(card, *QWEN).outlooks
+    at = {context: predict_on(card, *QWEN, context).outlooks[0] for context in (nf4.longest, nf4.longest + 256)}
+    assert [outlook.fits for outlook in at.values()] == [True, False]
+    assert not bf16.fits and bf16.longest == 0
+
+
+def test_a_measured_acceptance_decides_and_is_named():
+    good, poor = (predict_on(find_card("RTX 4090"), *QWEN, acceptance=alpha) for alpha in (0.9, 0.05))
+    assert good.go and "90% are accepted" in good.sentence and not poor.go
+    assert [gain.acceptance for gain in good.outlooks[0].gains] == [*ALPHAS, 0.9]
+    assert (
+        "measured here" in good.sources["90% accepted"] and "90% accepted" not in predict_on(good.card, *QWEN).sources
+    )
+
+
 def test_the_command_says_it_is_a_prediction(tmp_path, capsys):
     file = tmp_path / "found.json"
     assert (

@@ -9,7 +9,7 @@ When speculation does not pay, decided from what was measured in a run: four con
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -218,12 +218,26 @@ def batch_speed_ups(run: Run, costs: Costs) -> list[tuple[int, float]]:
     gamma = max(1, round(costs.gamma))
     proposing = cost_table(run, "draft" if run.settings.method in ("draft", "tree") else "target")
     one = costs.draft / costs.gamma * table(1) / costs.plain  # the run and the table may have met another load
+    return in_batches(table, proposing, one, costs.tokens, gamma)
+
+
+def in_batches(
+    table: CostTable, proposing: CostTable | None, one: float, tokens: float, gamma: int
+) -> list[tuple[int, float]]:
+    """Predicted speed-up for B texts at once, of rounds that draft `gamma` tokens, each in `one` second for one text,
+    and yield `tokens`; `proposing` are the passes of what drafts, None where texts are drafted one after the other."""
 
     def speed_up(batch: int) -> float:
         drafting = one * (continued(proposing, batch) / proposing(1) if proposing else batch)
-        return RoundCosts(lambda n: continued(table, batch * n), lambda n: drafting).speed_up(costs.tokens, gamma)
+        return RoundCosts(lambda n: continued(table, batch * n), lambda n: drafting).speed_up(tokens, gamma)
 
     return [(batch, speed_up(batch)) for batch in BATCHES]
+
+
+def batch_limit(speed_ups: Sequence[tuple[int, float]]) -> int | None:
+    """From how many texts at once on speculation loses for good; None where it wins as far as was looked."""
+    winning = max((batch for batch, speed_up in speed_ups if speed_up > 1), default=0)
+    return next((batch for batch, _ in speed_ups if batch > winning), None)
 
 
 def continued(table: CostTable, n: int) -> float:

@@ -126,7 +126,8 @@ def _table(document: dict[str, Any], row: dict[str, Any]) -> str:
             f"{number(predicted.get('rule_of_thumb')):>7}{share(point['acceptance_rate']):>10}"
             f"{point['tokens_per_round']:>10.2f}"
         )
-    return "\n".join([*lines, describe_best(document, temperature), describe_prediction(document, temperature)])
+    said = (describe_best, describe_latency, describe_intervals, describe_prediction)
+    return "\n".join([*lines, *(describe(document, temperature) for describe in said)])
 
 
 def points_at(document: dict[str, Any], temperature: float) -> list[dict[str, Any]]:
@@ -140,29 +141,92 @@ def basis_at(document: dict[str, Any], temperature: float) -> dict[str, Any]:
 
 
 def describe_best(document: dict[str, Any], temperature: float) -> str:
-    """What to set at this temperature, and why; where speculation loses, that."""
+    """What to set at this temperature, and why; where speculation loses, that; where nothing is decided, that."""
     best = best_at(document, temperature)
     recommended = best["recommended"]
-    if recommended == "plain":
-        return describe_alternative(document, temperature)
-    if recommended == "auto":
-        head = f"draft length auto, {best['auto_ratio_to_plain']:.2f}× plain"
-    else:
-        head = f"{_drafted(recommended)}, {best['ratio_to_plain']:.2f}× plain"
-    return f"Best: {head}. {describe_alternative(document, temperature)}".rstrip()
+    head = f"Best: {settled(document, temperature)}. " if recommended not in ("plain", None) else ""
+    said = describe_alternative(document, temperature), describe_batches(document, temperature)
+    return (head + " ".join(filter(None, said))).rstrip()
+
+
+def settled(document: dict[str, Any], temperature: float) -> str:
+    """The recommended setting with its gain and the interval of it."""
+    recommended = best_at(document, temperature)["recommended"]
+    point = next(p for p in points_at(document, temperature) if p["draft_length"] == recommended)
+    name = "draft length auto" if recommended == "auto" else _drafted(recommended)
+    return f"{name}, {point['ratio_to_plain']['median']:.2f}× plain ({between(point)})"
+
+
+def between(point: dict[str, Any]) -> str:
+    found = point["interval"]
+    return f"{found['low']:.2f} to {found['high']:.2f}"
 
 
 def describe_alternative(document: dict[str, Any], temperature: float) -> str:
-    """How the recommended setting compares with the other one, fixed or auto; or why plain decoding wins."""
+    """How the recommended setting compares with the other one, fixed or auto; why plain decoding wins; or what the
+    measurements leave open."""
     best = best_at(document, temperature)
     fixed, auto = best["ratio_to_plain"], best["auto_ratio_to_plain"]
     if best["recommended"] == "plain":
         return _why_plain(document, best)
+    if best["recommended"] is None:
+        return _what_is_open(document, best)
     if fixed is None or auto is None:
         return ""
     if best["recommended"] != "auto":
         return f"Auto, which chooses a length before each round, reaches {auto:.2f}×."
     return f"It chooses a length before each round; the best fixed one is {best['draft_length']}, with {fixed:.2f}×."
+
+
+def _what_is_open(document: dict[str, Any], best: dict[str, Any]) -> str:
+    named = {best["draft_length"]: f"draft length {best['draft_length']}", "auto": "auto"}
+    shown = [p for p in points_at(document, best["temperature"]) if p["draft_length"] in named]
+    figures = " and ".join(
+        f"{named[p['draft_length']]} {p['ratio_to_plain']['median']:.2f}× ({between(p)})" for p in shown
+    )
+    count = max((p["interval"]["count"] for p in shown), default=0)
+    runs = "one run" if count == 1 else f"{count} runs"
+    if best["pays"]:
+        return f"Speculation is faster, but the choice lies within the noise after {runs} of each: {figures}."
+    return f"After {runs} of each the gain cannot be told from noise: {figures}. More repeats or prompts may decide it."
+
+
+def describe_intervals(document: dict[str, Any], temperature: float) -> str:
+    """What the error bars mean."""
+    found = next((p["interval"] for p in points_at(document, temperature)), None)
+    if found is None:
+        return ""
+    if found["count"] < 2:
+        return "One run of each: there are no error bars, and nothing can be decided."
+    return (
+        f"Error bars: where the median of such runs lies with {found['confidence']:.0%} certainty, from "
+        f"{found['count']} runs of each setting, each against plain decoding of its own prompt."
+    )
+
+
+def describe_batches(document: dict[str, Any], temperature: float) -> str:
+    """From how many texts at once on the gain is gone, predicted from the cost curve."""
+    best = best_at(document, temperature)
+    limit, reached = best["batch_limit"], best["batches"]
+    if not reached or best["recommended"] == "plain":
+        return ""
+    if limit is None:
+        return f"Up to {reached[-1]['texts']} texts at once it would still win, as the cost curve predicts."
+    if limit == 1:
+        return ""
+    return f"This holds for one text at a time: from about {limit} at once it would lose, as the cost curve predicts."
+
+
+def describe_latency(document: dict[str, Any], temperature: float) -> str:
+    """Milliseconds a token of what is recommended, or of the best fixed length, beside plain decoding's."""
+    best = best_at(document, temperature)
+    plain = basis_at(document, temperature)["latency"]
+    chosen = best["recommended"] if best["recommended"] not in ("plain", None) else best["draft_length"] or "auto"
+    ours = next(p for p in points_at(document, temperature) if p["draft_length"] == chosen)["latency"]
+    median, p95, longest = (
+        f"{1000 * ours[word]:.1f} ms (plain {1000 * plain[word]:.1f})" for word in ("median", "p95", "longest")
+    )
+    return f"Time per token: median {median}, 95 % within {p95}; longest pause {longest}."
 
 
 def best_at(document: dict[str, Any], temperature: float) -> dict[str, Any]:

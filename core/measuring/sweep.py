@@ -1,7 +1,8 @@
 """Draft lengths × temperatures: what each brings on this machine, beside what the formulas promise.
 
 Every prompt meets every setting and plain decoding in turn, in an order that rotates, as in `core.measuring.bench`;
-ratios are taken pair by pair (same prompt, same repeat) before the median.
+ratios are taken pair by pair (same prompt, same repeat) before the median. It is repeated until the intervals of those
+medians decide what to recommend, or as often as was allowed.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from core.costs.rounds import RoundCosts, Seconds, expected_tokens_by_position, 
 from core.drafting.build import available
 from core.drafting.model import exit_layer
 from core.errors import UserError
+from core.explaining.traffic import batch_limit, in_batches
 from core.lanes import describe_environment, open_lane
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
+from core.measuring.deciding import Decision, decide, interval, latency, speeds
 from core.progress import Stop, never
 from core.records import SCHEMA, Run, Spread, accepted_by_position, summarise
 from core.settings import LONGEST_DRAFT, Method, Settings
@@ -30,8 +33,6 @@ WARM_UP_TOKENS = 16
 PASSES = 3
 """How often a pass is timed beside every prompt."""
 CURVE_SECONDS = 3.0
-GOOD_ENOUGH = 0.98
-"""`auto` is recommended from this share of the best fixed length on: it follows a text, a fixed length does not."""
 
 DraftLength = int | Literal["auto"]
 Measured = dict[tuple[int, int], Run]
@@ -58,7 +59,9 @@ def sweep(
 ) -> Generator[Step, None, dict[str, Any]]:
     """Measure each draft length (and auto) at each temperature; yields after every run, returns a sweep document.
 
-    Stopped early, the document holds what was measured until then. Raises UserError for what cannot be swept.
+    Every prompt meets every setting at most `repeats` times: no more once every temperature is decided
+    (`core.measuring.deciding`). Stopped early, the document holds what was measured until then. Raises UserError for
+    what cannot be swept.
     """
     check_sweep(pair, settings, lengths, temperatures)
     lengths, temperatures = sorted(set(lengths)), sorted(set(temperatures))
@@ -73,7 +76,7 @@ def sweep(
     costs: dict[tuple[int, int], CostTable] = {}
     schedule = _schedule(len(variants), len(prompts), repeats)
     for done, (repeat, at, index) in enumerate(schedule):
-        if stop():
+        if stop() or (repeat > 0 and repeat != schedule[done - 1][0] and _decided(variants, runs)):
             break
         if (repeat, at) not in costs:
             costs[repeat, at] = _passes(pair, settings, lengths)
@@ -151,6 +154,28 @@ def _schedule(variants: int, prompts: int, repeats: int) -> list[tuple[int, int,
     return order
 
 
+def _decided(variants: Sequence[Settings], runs: Sequence[Measured]) -> bool:
+    """Whether more repeats would change nothing at any temperature."""
+    found = {t: _of_temperature(t, list(zip(variants, runs))) for t in {each.temperature for each in variants}}
+    return all(_decision(drafting, plain).recommended is not None for drafting, plain in found.values())
+
+
+def _of_temperature(
+    temperature: float, measured: Sequence[tuple[Settings, Measured]]
+) -> tuple[dict[DraftLength, Measured], Measured]:
+    """What was measured at a temperature: drafting by length, and plain decoding."""
+    here = [(variant, runs) for variant, runs in measured if variant.temperature == temperature and runs]
+    plain = next((runs for variant, runs in here if variant.method == "plain"), {})
+    drafting: dict[DraftLength, Measured] = {
+        variant.draft_length: runs for variant, runs in here if variant.method != "plain" and plain.keys() & runs
+    }
+    return drafting, plain
+
+
+def _decision(drafting: dict[DraftLength, Measured], plain: Measured) -> Decision:
+    return decide(speeds(plain), {length: speeds(runs) for length, runs in drafting.items()})
+
+
 def _run(pair: Pair, prompt: str, settings: Settings, stop: Stop) -> Run:
     with open_lane(pair, prompt, settings, stop) as lane:
         for _ in lane:
@@ -175,16 +200,19 @@ def _document(
 ) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
+    best: list[dict[str, Any]] = []
     for temperature in sorted({variant.temperature for variant, _ in measured}):
-        here = [(variant, runs) for variant, runs in measured if variant.temperature == temperature and runs]
-        plain = next((runs for variant, runs in here if variant.method == "plain"), {})
-        drafting: dict[DraftLength, Measured] = {
-            variant.draft_length: runs for variant, runs in here if variant.method != "plain" and plain.keys() & runs
-        }
+        drafting, plain = _of_temperature(temperature, measured)
         if not drafting:
             continue
+        basis = _basis(drafting, plain)
         rows.append(
-            {"temperature": temperature, "plain": asdict(_speeds(plain.values())), **asdict(_basis(drafting, plain))}
+            {
+                "temperature": temperature,
+                "plain": asdict(_speeds(plain.values())),
+                "latency": asdict(latency(plain.values())),
+                **asdict(basis),
+            }
         )
         bases = [_basis(_of_prompt(drafting, at), _only(plain, at)) for at in sorted({at for _, at in plain})]
         points += [
@@ -192,6 +220,8 @@ def _document(
             | {"predicted": _median(_predict(length, basis, passes) for basis in bases)}
             for length, runs in drafting.items()
         ]
+        here = {point["draft_length"]: point for point in points if point["temperature"] == temperature}
+        best.append(_best(temperature, here, _decision(drafting, plain), basis, curve, _proposing(pair, settings)))
     return {
         "schema": SCHEMA,
         "kind": "sweep",
@@ -205,7 +235,7 @@ def _document(
         "costs": curve.to_dict(),
         "temperatures": rows,
         "points": points,
-        "best": [_best(row["temperature"], points) for row in rows],
+        "best": best,
     }
 
 
@@ -223,6 +253,8 @@ def _point(temperature: float, length: DraftLength, runs: Measured, plain: Measu
         "draft_length": length,
         "tokens_per_second": asdict(_speeds(runs.values())),
         "ratio_to_plain": asdict(Spread.of(ratios)),
+        "interval": asdict(interval(ratios)),
+        "latency": asdict(latency(runs.values())),
         "acceptance_rate": _acceptance(runs.values()),
         "accepted_by_position": accepted_by_position(rounds),
         "tokens_per_round": sum(len(run.token_ids) for run in runs.values()) / len(rounds),
@@ -298,20 +330,36 @@ def _predict(length: DraftLength, basis: Basis, passes: Seconds) -> dict[str, fl
     }
 
 
-def _best(temperature: float, points: list[dict[str, Any]]) -> dict[str, Any]:
-    """The best fixed length at a temperature, and what to set: that length, `auto`, or `plain` where all lose."""
+def _proposing(pair: Pair, settings: Settings) -> CostTable | None:
+    """Passes of what drafts, where a pass of it drafts for many texts."""
+    if settings.method == "early-exit":
+        return pair.target.measure_costs()
+    return pair.draft.measure_costs() if pair.draft and settings.method in ("draft", "ngram+draft") else None
 
-    def ratio(point: dict[str, Any] | None) -> float:
-        return point["ratio_to_plain"]["median"] if point else 0.0
 
-    here = [point for point in points if point["temperature"] == temperature]
-    auto = next((point for point in here if point["draft_length"] == "auto"), None)
-    fixed = max((point for point in here if point is not auto), key=ratio, default=None)
-    recommended = auto if ratio(auto) >= GOOD_ENOUGH * ratio(fixed) else fixed
+def _best(
+    temperature: float,
+    here: dict[DraftLength, dict[str, Any]],
+    decision: Decision,
+    basis: Basis,
+    curve: CostTable,
+    proposing: CostTable | None,
+) -> dict[str, Any]:
+    """The best fixed length at a temperature, what to set, and what that costs where many texts are decoded at once:
+    that length, `auto`, `plain` where all lose, or None where the measurements do not decide."""
+    fixed, auto = here.get(decision.fixed or 0), here.get("auto")
+    shown = here.get(decision.recommended or 0) or fixed or auto
+    batches = None
+    if shown and shown["mean_drafted"]:
+        gamma = max(1, round(shown["mean_drafted"]))
+        batches = in_batches(curve, proposing, basis.draft_seconds, shown["tokens_per_round"], gamma)
     return {
         "temperature": temperature,
-        "draft_length": fixed["draft_length"] if fixed else None,
-        "ratio_to_plain": ratio(fixed) or None,
-        "auto_ratio_to_plain": ratio(auto) or None,
-        "recommended": recommended["draft_length"] if recommended and ratio(recommended) > 1 else "plain",
+        "draft_length": decision.fixed,
+        "ratio_to_plain": fixed and fixed["ratio_to_plain"]["median"],
+        "auto_ratio_to_plain": auto and auto["ratio_to_plain"]["median"],
+        "recommended": decision.recommended,
+        "pays": decision.pays,
+        "batch_limit": batch_limit(batches) if batches else None,
+        "batches": [{"texts": texts, "speed_up": speed_up} for texts, speed_up in batches or []],
     }

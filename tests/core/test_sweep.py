@@ -10,7 +10,7 @@ from core.__main__ import main
 from core.costs import CURVE, describe_costs
 from core.costs.rounds import RoundCosts, leviathan, rule_of_thumb
 from core.errors import UserError
-from core.measuring.report import describe_best, describe_positions, describe_prediction, report
+from core.measuring.report import describe_best, describe_latency, describe_positions, describe_prediction, report
 from core.measuring.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
 from core.records import Round, Run, Settings, Token
 from core.text import Prompt, one_of_each_kind, read_prompts
@@ -51,17 +51,23 @@ def test_fixed_lengths_draft_what_they_are_told(document):
             assert point["predicted"] is None
 
 
-def test_the_best_is_the_best_of_what_was_measured(document):
+def test_what_four_runs_cannot_decide_is_not_recommended(document):
+    """Two prompts, twice: the best fixed length is named, the choice is left open, and said to be."""
     for best in document["best"]:
         here = [p for p in document["points"] if p["temperature"] == best["temperature"]]
         fixed = max(here[:-1], key=lambda p: p["ratio_to_plain"]["median"])
-        assert best["draft_length"] == fixed["draft_length"]
-        highest = max(p["ratio_to_plain"]["median"] for p in here)
-        if highest <= 1:
-            assert best["recommended"] == "plain"
-            assert describe_best(document, best["temperature"]).startswith("Plain decoding is faster here")
-        else:
-            assert best["recommended"] in ("auto", fixed["draft_length"])
+        assert best["draft_length"] == fixed["draft_length"] and best["recommended"] is None
+        assert [p["interval"]["count"] for p in here] == [4] * 3
+        assert "After 4 runs of each" in describe_best(document, best["temperature"])
+
+
+def test_latency_and_batches_go_with_every_temperature(document):
+    for row, best in zip(document["temperatures"], document["best"]):
+        points = [p for p in document["points"] if p["temperature"] == row["temperature"]]
+        for found in (row["latency"], *(p["latency"] for p in points)):
+            assert 0 < found["median"] <= found["p95"] <= found["longest"]
+        assert [each["texts"] for each in best["batches"]][:3] == [1, 2, 4]
+        assert "longest pause" in describe_latency(document, row["temperature"])
 
 
 def test_stopping_keeps_what_was_measured(pair):

@@ -107,7 +107,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             with gr.Tab("Playground", id="playground"):
                 prompt, race = playground.build(controls, visit)
             with gr.Tab("Compare", id="compare"):
-                comparison.build(controls, visit)
+                comparison.build(controls, visit, tabs)
             with gr.Tab("Tune", id="tune"):
                 tune.build(controls, tabs)
             with gr.Tab("Train", id="train") as tab:

@@ -11,7 +11,7 @@ from gradio.events import api
 
 from app.api import takes_settings
 from app.assets import asset
-from app.compare.events import Comparison, compare, fetch_all, plan_event
+from app.compare.events import Comparison, compare, fastest, fetch_all, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
 from app.compare.lanes import FEWEST, KEYS, MOST, lanes_from, short_precision
 from app.insides import PRIVATE, QUIET, html_block, on_load
@@ -39,6 +39,8 @@ STARTING_METHODS = ("draft", "head", "ngram", "early-exit", "plain", "tree", "ng
 PUBLIC_TOTAL = 16_384
 """New tokens that a stranger's comparison may write, all lanes and prompts together."""
 PLOTS = ("speed", "positions", "weights")
+TAKEN = ("target", "draft", "precision", "method", "draft_length")
+"""What the sidebar takes from the fastest lane."""
 Values = tuple[Any, ...]
 
 
@@ -97,13 +99,24 @@ class Compare:
         comparisons: list[Comparison] = []
         kind = "" if kind == ONE_PROMPT else kind
         with self.stops.watch(request) as stop:
-            unchanged = [gr.skip()] * len(PLOTS)
+            unchanged = [gr.skip()] * (len(PLOTS) + 2)
             value = ""
             for value in stream(guarded(self._events(lanes[:count], prompt, kind, controls, stop.is_set, comparisons))):
                 yield value, *unchanged
         if comparisons and comparisons[0].runs():
             visit.add("comparison", comparisons[0].runs())
-            yield value, *_plots(comparisons[0].rows())
+            yield value, *_plots(comparisons[0].rows()), *self._offer(comparisons[0])
+
+    def _offer(self, comparison: Comparison) -> tuple[Any, dict[str, Any]]:
+        """The button that takes the fastest lane's setting along, and what it sets of the sidebar."""
+        best = fastest(comparison.rows())
+        if best is None:
+            return gr.update(visible=False), {}
+        own = next(each.settings for each in comparison.contenders if each.number == best["lane"])
+        started = (own.target, own.draft) == (self.engine.settings.target, self.engine.settings.draft)
+        models = {"target": "", "draft": ""} if started else {"target": own.target or "", "draft": own.draft or ""}
+        found = {**models, **{name: getattr(own, name) for name in TAKEN if name not in models}}
+        return gr.update(visible=True, value=f"Use lane {best['lane']}, the fastest"), found
 
     def _events(
         self,
@@ -158,7 +171,7 @@ class Compare:
         """Stop this visitor's comparison; what is finished is kept."""
         self.stops.stop(request)
 
-    def build(self, controls: dict[str, Any], visit: gr.State) -> None:
+    def build(self, controls: dict[str, Any], visit: gr.State, tabs: gr.Tabs) -> None:
         """Lay out the tab and wire its buttons."""
         methods = self._starting_methods()
         shown = min(max(len(methods), FEWEST), MOST)
@@ -193,6 +206,8 @@ class Compare:
             run, stop = run_and_stop("compare", "Compare")
         lanes, rows = self._lanes(methods, shown)
         comparison = component(shown)
+        winner = gr.State({})
+        use = gr.Button("Use the fastest", visible=False, elem_id="compare-use", min_width=180)
         with gr.Row(elem_id="compare-plots"):
             plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in PLOTS]
         _follow(count, rows)
@@ -201,12 +216,18 @@ class Compare:
             [run.click],
             self.run,
             [prompt, kind, count, visit, *(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)],
-            [comparison, *plots],
+            [comparison, *plots, use, winner],
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",
             **PRIVATE,
         ).then(None, js="() => { document.dispatchEvent(new Event('comparison-over')); }")
         stop.click(self.stop, None, None, **QUIET)
+        use.click(
+            lambda found: [*(found[name] for name in TAKEN), gr.Tabs(selected="playground")],
+            winner,
+            [*(controls[name] for name in TAKEN), tabs],
+            **QUIET,
+        )
         api(self.compare, api_name="compare", concurrency_limit=None)
 
     def _sets(self) -> list[tuple[str, str]]:

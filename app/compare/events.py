@@ -314,14 +314,23 @@ def result_event(comparison: Comparison) -> Event:
 
 
 def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
-    found = [each for each in rows if each["ratio_to_plain"] and not each["added"]]
+    """The fastest lane in tokens per second, whatever its target and precision, and what it gains."""
     stopped = "Stopped. " if comparison.stopped else ""
-    if not found:
+    best = fastest(rows)
+    if best is None:
         return stopped + "No lane came far enough to be compared."
-    best = max(found, key=lambda each: each["ratio_to_plain"]["median"])
-    ratio = best["ratio_to_plain"]["median"]
     over = f", median of {best['prompts']} prompts" if best["prompts"] > 1 else ""
+    text = (
+        f"Lane {best['lane']}, {best['name']}, is the fastest: {best['tokens_per_second']['median']:.0f} tokens/s{over}"
+    )
     if best["method"] == "plain":
-        return f"{stopped}No lane is faster than plain decoding of its own target{over}."
-    gain = f"{ratio:.2f}× plain decoding of its target{over}"
-    return f"{stopped}Lane {best['lane']}, {best['name']}, gains most: {gain}."
+        return f"{stopped}{text}. No lane gains enough over plain decoding to be faster."
+    ratio = best["ratio_to_plain"]
+    gain = f", {ratio['median']:.2f}× plain decoding of its own target" if ratio else ""
+    return f"{stopped}{text}{gain}."
+
+
+def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of the lane with most tokens per second, those added apart."""
+    found = [row for row in rows if row["tokens_per_second"] and not row["added"]]
+    return max(found, key=lambda row: row["tokens_per_second"]["median"], default=None)

@@ -6,6 +6,7 @@ from app.tokens.markup import milliseconds, paragraph, plural, size, table
 from core.explaining.traffic import (
     Costs,
     Traffic,
+    batch_limit,
     batch_speed_ups,
     break_even_acceptance,
     break_even_length,
@@ -135,9 +136,8 @@ def _traffic_reading(found: Traffic, base: Traffic | None, costs: Costs | None) 
     weights = first.target_weights + first.draft_weights
     kind = "plain" if base else "speculative"
     n = first.tokens or 1
-    dominates = "Reading weights dominates" if first.weight_share >= 0.5 else "Reading the cache dominates"
-    part = weights if first.weight_share >= 0.5 else first.cache
-    says = f"{dominates}: {size(part / n)} of {size(first.per_token)} for a {kind} token."
+    what, part = ("weights", weights) if first.weight_share >= 0.5 else ("cached keys and values", first.cache)
+    says = f"Most of what is read is {what}: {size(part / n)} of {size(first.per_token)} for a {kind} token."
     if base and costs:
         less = 1 - found.per_token / base.per_token
         faster = 1 - (found.seconds / (found.tokens or 1)) / (base.seconds / (base.tokens or 1))
@@ -246,8 +246,7 @@ def _batches(run: Run, costs: Costs) -> Finding:
     speed_ups, measured = batch_speed_ups(run, costs), cost_table(run, "target")
     if not speed_ups or not measured:
         return None, name, "The cost of larger passes was not measured."
-    winning = [batch for batch, speed_up in speed_ups if speed_up > 1]
-    lost = next((batch for batch, _ in speed_ups if batch > max(winning, default=0)), None)
+    lost = batch_limit(speed_ups)
     points = ", ".join(f"{batch} → {speed_up:.2f}×" for batch, speed_up in speed_ups if batch in (1, 4, 16, 64, 256))
     tail = (
         f"From about {lost} texts in a batch it would lose"
@@ -257,8 +256,8 @@ def _batches(run: Run, costs: Costs) -> Finding:
         else f"Up to {speed_ups[-1][0]} texts it would still win"
     )
     return (
-        lost == 1,
-        name,
+        lost is not None,
+        name if lost in (None, 1) else f"From about {lost} texts at once",
         "This page decodes one text at a time. In a batch, plain decoding shares the reading of weights already. "
         f"{tail}; predicted speed-up by texts at once: {points}. Passes over more than {max(measured.seconds)} tokens "
         "are not measured for this but continued in a straight line.",

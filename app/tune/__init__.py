@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from html import escape
@@ -20,16 +21,20 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
-from app.tune.results import Results, best_settings
+from app.tune.fastest import keep
+from app.tune.results import Results, best_settings, fastest_settings
 from core.errors import UserError
 from core.progress import never
 from core.settings import METHODS, Settings
-from core.text import Prompt, one_of_each_kind
+from core.text import Prompt, one_of_each_kind, read_prompts
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 STARTING_LENGTHS, STARTING_TEMPERATURES = (1, 2, 3, 4, 6, 8), (0.0, 1.0)
-STARTING_TOKENS = 48
+STARTING_TOKENS, STARTING_REPEATS = 48, 3
+SEPARATOR = "\n---\n"
+"""Between prompts of one's own."""
+MOST_OWN = 50
 SWEPT = ("draft_length", "temperature", "tree", "max_new_tokens")
 """Settings that a sweep tries values of, or has no use for, or a number of its own."""
 MOST_REPEATS = 10
@@ -61,6 +66,7 @@ class Tune:
         kinds: list[str] | None = None,
         max_new_tokens: int = STARTING_TOKENS,
         repeats: int = 1,
+        prompts: list[str] | None = None,
         *,
         controls: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
@@ -72,7 +78,8 @@ class Tune:
             temperatures: Each 0 to 5, 0 is greedy; 0 and 1 if left out.
             kinds: Kinds of bundled prompts, such as "function"; one prompt of each kind if left out.
             max_new_tokens: Of each run.
-            repeats: How often each setting meets each prompt, 1 to 10.
+            repeats: How often each setting meets each prompt at most, 1 to 10: no more once the best is decided.
+            prompts: Your own, in place of the bundled ones.
 
         Returns:
             Objects {"status", "document"}, the last with the sweep document: "temperatures" and "points" (measured
@@ -83,9 +90,10 @@ class Tune:
         plan = (
             list(STARTING_LENGTHS) if draft_lengths is None else draft_lengths,
             list(STARTING_TEMPERATURES) if temperatures is None else temperatures,
-            [prompt.kind for prompt in self.prompts] if kinds is None else kinds,
+            ([] if prompts else [prompt.kind for prompt in self.prompts]) if kinds is None else kinds,
             max_new_tokens,
             repeats,
+            SEPARATOR.join(prompts or []),
         )
         for event in guarded(self._events(*plan, controls, never)):
             if event["e"] == "error":
@@ -96,12 +104,20 @@ class Tune:
                 yield {"status": "done", "document": event["document"]}
 
     def run(
-        self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, request: gr.Request, *values: Any
+        self,
+        lengths: Any,
+        temperatures: Any,
+        kinds: Any,
+        tokens: Any,
+        repeats: Any,
+        own: str,
+        request: gr.Request,
+        *values: Any,
     ) -> Iterator[tuple[str, Any]]:
         """The page's own way: `values` are the sidebar's. Yields the status and, last, the document."""
         document, told = None, 0.0
         with self.stops.watch(request) as stop:
-            plan = (lengths, temperatures, kinds, tokens, repeats)
+            plan = (lengths, temperatures, kinds, tokens, repeats, own)
             for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop.is_set)):
                 if event["e"] == "document":
                     document = event["document"]
@@ -122,6 +138,7 @@ class Tune:
         kinds: Any,
         tokens: Any,
         repeats: Any,
+        own: Any,
         controls: dict[str, Any],
         stop: Stop,
     ) -> Iterator[Event]:
@@ -131,7 +148,7 @@ class Tune:
         self.engine.admit(settings)
         lengths = [int(n) for n in _numbers("A draft length", lengths, whole=True)]
         temperatures = _numbers("A temperature", temperatures)
-        prompts = self._chosen(kinds)
+        prompts = self._chosen(kinds, own)
         (repeats,) = _numbers("Repeats", [repeats], whole=True)
         if not 1 <= repeats <= MOST_REPEATS:
             raise UserError(f"Repeats must be between 1 and {MOST_REPEATS}.")
@@ -154,33 +171,39 @@ class Tune:
 
         yield from with_pair(self.device, self.engine, settings, stop, work)
 
-    def _chosen(self, kinds: Any) -> list[Prompt]:
+    def _chosen(self, kinds: Any, own: Any) -> list[Prompt]:
+        """The bundled prompts of these kinds, and a person's own."""
         known = [prompt.kind for prompt in self.prompts]
-        if not isinstance(kinds, list) or not kinds:
-            raise UserError("A sweep needs prompts; choose at least one kind.")
+        written = own_prompts(own)
+        if not isinstance(kinds, list) or not (kinds or written):
+            raise UserError("A sweep needs prompts; choose at least one kind, or write your own.")
         if unknown := [kind for kind in kinds if kind not in known]:
             raise UserError(f"There are no prompts of the kind {unknown[0]!r}; choose from {', '.join(known)}.")
-        return [prompt for prompt in self.prompts if prompt.kind in kinds]
+        return [prompt for prompt in self.prompts if prompt.kind in kinds] + written
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's sweep; what is measured is kept."""
         self.stops.stop(request)
 
-    def forecast(self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, *values: Any) -> str:
-        """What a sweep with these choices will do and how long it takes, if it gains nothing over plain decoding; the
-        status before it is run."""
+    def forecast(
+        self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, own: Any, *values: Any
+    ) -> str:
+        """What a sweep with these choices will do and how long it takes; the status before it is run."""
         controls: dict[str, Any] = dict(zip(CONTROLS, values)) | {"max_new_tokens": tokens}
         try:
             settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
             (repeats,) = _numbers("Repeats", [repeats], whole=True)
+            prompts = [*kinds, *own_prompts(own)]
         except UserError as error:
             return _status({"e": "status", "kind": "idle", "text": str(error)})
-        runs = int(_runs(lengths, temperatures, kinds, repeats))
+        runs = int(_runs(lengths, temperatures, prompts, 1))
         if not runs:
             return _status({"e": "status", "kind": "idle", "text": "Choose at least one of each to run a sweep."})
         text = f"{METHODS[settings.method][0]}: {runs} runs of {settings.max_new_tokens} tokens"
         if seconds := self._plain_seconds(settings):
             text += f", about {_duration(runs * settings.max_new_tokens * seconds + OVERHEAD_SECONDS)} on this machine"
+        if repeats > 1:
+            text += f"; again, {int(repeats)} times at most, until the best is told from noise"
         return _status({"e": "status", "kind": "idle", "text": f"{text}."})
 
     def _plain_seconds(self, settings: Settings) -> float | None:
@@ -200,13 +223,15 @@ class Tune:
                 list(STARTING_TEMPERATURES),
                 [prompt.kind for prompt in self.prompts],
                 STARTING_TOKENS,
-                1,
+                STARTING_REPEATS,
+                "",
                 *(control.value for control in sidebar),
             ),
             elem_id="tune-status",
         )
         empty = html_block(_EMPTY, elem_id="tune-empty")
         document = gr.JSON(label="Sweep document", visible=False)
+        measured = gr.State([])
         results = Results()
         run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
         ended = gr.on(
@@ -217,12 +242,19 @@ class Tune:
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             **PRIVATE,
         )
-        ended.then(results.show, document, [empty, *results.outputs], **PRIVATE)
+        kept = ended.then(keep, [measured, document], measured, **PRIVATE)
+        kept.then(results.show, [document, measured], [empty, *results.outputs], **PRIVATE)
         ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
         stop.click(self.stop, None, None, **QUIET)
         changes = [control.change for control in (*plan, controls["method"], controls["precision"])]
         gr.on(changes, self.forecast, [*plan, *sidebar], status, **QUIET)
-        results.connect(document)
+        results.connect(document, measured)
+        results.switch.click(
+            fastest_settings,
+            [document, results.temperature, measured],
+            [controls["precision"], controls["method"], controls["draft_length"], controls["temperature"], tabs],
+            **QUIET,
+        )
         results.use.click(
             best_settings,
             [document, results.temperature],
@@ -263,9 +295,27 @@ class Tune:
             )
             with gr.Column(elem_id="tune-amount", min_width=200, scale=2), gr.Row():
                 tokens = gr.Number(STARTING_TOKENS, label="New tokens", info="Of each run.", step=16, min_width=80)
-                repeats = gr.Number(1, label="Repeats", info="Of each setting.", step=1, min_width=80)
+                repeats = gr.Number(
+                    STARTING_REPEATS,
+                    label="Repeats",
+                    info="Of each setting, at most: it ends once the best setting is told from the noise.",
+                    step=1,
+                    min_width=80,
+                )
             run, stop = run_and_stop("tune", "Run sweep", interactive=False)
-        return [lengths, temperatures, prompts, tokens, repeats], run, stop
+        with gr.Accordion("Your own prompts", open=False, elem_id="tune-own"):
+            own = gr.Textbox(
+                "",
+                label="Prompts",
+                info="Measured beside the bundled ones that are ticked.",
+                placeholder="What you would ask of it. A line of --- stands between one prompt and the next.",
+                lines=4,
+                max_lines=10,
+                elem_id="tune-own-text",
+            )
+            file = gr.UploadButton("Open a file…", file_types=["text", ".toml"], size="sm", elem_id="tune-own-file")
+            file.upload(_read_file, file, own, **QUIET)
+        return [lengths, temperatures, prompts, tokens, repeats, own], run, stop
 
 
 def _status(event: Event) -> str:
@@ -290,6 +340,23 @@ def _finished(document: dict[str, Any]) -> Event:
         for row in document["temperatures"]
     )
     return {"e": "status", "kind": "done", "text": f"Done. Plain decoding on the same prompts: {speeds}."}
+
+
+def own_prompts(text: Any) -> list[Prompt]:
+    """A person's prompts, with a line of --- between them. UserError for more than a sweep takes."""
+    written = [part.strip("\n") for part in re.split(r"(?m)^---[ \t]*$", text if isinstance(text, str) else "")]
+    found = [part for part in written if part.strip()]
+    if len(found) > MOST_OWN:
+        raise UserError(f"A sweep takes {MOST_OWN} prompts of your own, not {len(found)}.")
+    return [Prompt(f"your prompt {number}", part, "your own") for number, part in enumerate(found, 1)]
+
+
+def _read_file(path: str) -> str:
+    """The prompts of a file (`core.text.read_prompts`), as they are written in the text area."""
+    try:
+        return SEPARATOR.join(prompt.text for prompt in read_prompts(path))
+    except UserError as error:
+        raise gr.Error(str(error), print_exception=False) from None
 
 
 def _runs(lengths: Any, temperatures: Any, prompts: Any, repeats: float) -> float:

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 from core.loading.pair import hub_id
@@ -21,6 +22,13 @@ BUNDLED = "assets/pocket"
 HEADS = "assets/heads"
 DTYPES = {"nf4": "bfloat16", "int4": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+VERSIONS = {
+    "vLLM": "vLLM 0.32",
+    "SGLang": "the documentation of SGLang 0.5, November 2026",
+    "llama.cpp": "llama.cpp, build 11549",
+    "transformers": f"transformers {version('transformers')}",
+}
+"""What the commands were checked against; of transformers the one that is installed, on which tests run the script."""
 SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
 """What our own n-gram drafter looks for (core/drafting/ngram.py)."""
 

@@ -5,6 +5,7 @@ The three charts of a sweep document (`core.measuring.sweep`), each for one ques
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -13,11 +14,16 @@ import gradio as gr
 
 from app.insides import QUIET, html_block
 from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
-from app.tune.production import Deployment, Recipe, placeholders, recipes
+from app.tune.fastest import Fastest, describe_fastest, fastest
+from app.tune.production import VERSIONS, Deployment, Recipe, placeholders, recipes
 from core.measuring.report import (
     basis_at,
+    between,
     describe_alternative,
+    describe_batches,
     describe_document_costs,
+    describe_intervals,
+    describe_latency,
     describe_positions,
     describe_prediction,
     points_at,
@@ -45,6 +51,7 @@ class Results:
                     with gr.Row():
                         self.use = gr.Button("Use it", variant="primary", elem_id="tune-use-it", min_width=80)
                         self.download = gr.Button("Download JSON", elem_id="tune-download", min_width=120)
+                    self.switch = gr.Button("Switch", visible=False, elem_id="tune-switch", min_width=120)
             with gr.Row(elem_id="tune-charts"):
                 self.plots, self.readings = zip(*(_chart(at, question) for at, question in enumerate(QUESTIONS)))
             html_block("<h2>Take it to production</h2>", elem_id="tune-production")
@@ -58,21 +65,22 @@ class Results:
         return [self.column, self.temperature, *self._details()]
 
     def _details(self) -> list[Any]:
-        return [self.recommendation, *self.plots, *self.readings, self.hint, *self.commands]
+        return [self.recommendation, self.switch, *self.plots, *self.readings, self.hint, *self.commands]
 
-    def show(self, document: Document | None) -> list[Any]:
-        """Put the results in place of the empty state; without any, all stays as it is."""
+    def show(self, document: Document | None, measured: list[Fastest]) -> list[Any]:
+        """Put the results in place of the empty state; without any, all stays as it is. `measured` is what this visit
+        measured before, in whatever precision."""
         if not document or not document["points"]:
             return [gr.skip()] * (1 + len(self.outputs))
         temperatures = [row["temperature"] for row in document["temperatures"]]
         chosen = document["settings"]["temperature"]
         chosen = chosen if chosen in temperatures else temperatures[0]
         choices = gr.update(choices=[(f"{t:g}", t) for t in temperatures], value=chosen)
-        return [gr.update(visible=False), gr.update(visible=True), choices, *details(document, chosen)]
+        return [gr.update(visible=False), gr.update(visible=True), choices, *details(document, chosen, measured)]
 
-    def connect(self, document: gr.JSON) -> None:
+    def connect(self, document: gr.JSON, measured: gr.State) -> None:
         """Choosing a temperature, downloading the document, copying a command."""
-        self.temperature.input(details, [document, self.temperature], self._details(), **QUIET)
+        self.temperature.input(details, [document, self.temperature, measured], self._details(), **QUIET)
         self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
 
 
@@ -92,18 +100,21 @@ def _engine(engine: str) -> gr.HTML:
     return recipe
 
 
-def details(document: Document | None, temperature: float | None) -> list[Any]:
+def details(document: Document | None, temperature: float | None, measured: Sequence[Fastest] = ()) -> list[Any]:
     """Recommendation, charts, readings and commands at one temperature."""
     if not document or temperature is None:
-        return [gr.skip()] * (2 + 2 * len(QUESTIONS) + len(ENGINES))
+        return [gr.skip()] * (3 + 2 * len(QUESTIONS) + len(ENGINES))
+    best = fastest(document, temperature, measured)
+    other = best is not None and best.asked != document["settings"]["precision"]
     deployment = _deployment(document, temperature)
     made = recipes(deployment) if deployment else []
     return [
-        _recommendation(document, temperature),
+        _recommendation(document, temperature, describe_fastest(document, best, measured)),
+        gr.update(visible=other, value=f"Switch to {best.precision}" if best else ""),
         speedup_by_length(document, temperature),
         cost_by_rows(document),
         acceptance_by_depth(document, temperature),
-        _paragraph(describe_prediction(document, temperature)),
+        _paragraph(f"{describe_intervals(document, temperature)} {describe_prediction(document, temperature)}"),
         _paragraph(describe_document_costs(document)),
         _paragraph(describe_positions(document, temperature)),
         _paragraph(_hint(deployment)),
@@ -114,7 +125,7 @@ def details(document: Document | None, temperature: float | None) -> list[Any]:
 def best_settings(document: Document | None, temperature: float | None) -> list[Any]:
     """The recommended method, draft length and temperature for the sidebar, and the Playground to try them in."""
     best = _best(document, temperature) if document else None
-    if not document or best is None:
+    if not document or best is None or best["recommended"] is None:
         return [gr.skip()] * 4
     playground = gr.Tabs(selected="playground")
     if best["recommended"] == "plain":
@@ -145,17 +156,41 @@ def _deployment(document: Document, temperature: float) -> Deployment | None:
     )
 
 
-def _recommendation(document: Document, temperature: float) -> str:
+def fastest_settings(document: Document | None, temperature: float | None, measured: Sequence[Fastest]) -> list[Any]:
+    """Precision, method, draft length and temperature of the fastest that this visit measured, for the sidebar."""
+    best = fastest(document, temperature, measured) if document and temperature is not None else None
+    if best is None:
+        return [gr.skip()] * 5
+    length = gr.skip() if best.method == "plain" else best.setting
+    return [best.asked, best.method, length, temperature, gr.Tabs(selected="playground")]
+
+
+def _recommendation(document: Document, temperature: float, of_all: str) -> str:
+    """The verdict: tokens per second first, then what that is of plain decoding, and where it holds."""
     best = _best(document, temperature)
     if best is None:
         return ""
     recommended = best["recommended"]
-    ratio = best["auto_ratio_to_plain"] if recommended == "auto" else best["ratio_to_plain"]
-    head = "Plain decoding" if recommended == "plain" else f"Draft length {recommended}"
-    gain = "" if recommended == "plain" else f" <small>{ratio:.2f}× plain</small>"
+    plain = basis_at(document, temperature)["plain"]["median"]
+    point = next((p for p in points_at(document, temperature) if p["draft_length"] == recommended), None)
+    if recommended == "plain":
+        title, head, gain = "Recommended", f"Plain decoding, {plain:.0f} tokens/s", ""
+    elif point is None:
+        title, head, gain = (
+            "Measured",
+            "Not decided" if best["pays"] is None else "Speculation pays; which, is open",
+            "",
+        )
+    else:
+        title = "Recommended"
+        head = f"Draft length {recommended}, {point['tokens_per_second']['median']:.0f} tokens/s"
+        gain = f"{point['ratio_to_plain']['median']:.2f}× plain ({between(point)})"
+    described = (describe_alternative, describe_batches, describe_latency)
+    said = [*(describe(document, temperature) for describe in described), of_all]
     return (
-        f"<p>Recommended at temperature {temperature:g}</p><p class='tune-head'>{head}{gain}</p>"
-        f"{_paragraph(describe_alternative(document, temperature))}"
+        f"<p>{title} at temperature {temperature:g}, on these prompts and this machine</p>"
+        f"<p class='tune-head'>{head}{f' <small>{gain}</small>' if gain else ''}</p>"
+        + "".join(map(_paragraph, filter(None, said)))
     )
 
 
@@ -172,7 +207,8 @@ def _recipe(recipe: Recipe) -> str:
     if recipe.command:
         label = f"Command for {recipe.engine}"
         command = f"<pre tabindex='0' role='region' aria-label='{label}'><code>{escape(recipe.command)}</code></pre>"
-    return f"{command}<ul class='tune-notes'>{notes}</ul>"
+    checked = f"<li>Checked against {escape(VERSIONS[recipe.engine])}.</li>" if recipe.command else ""
+    return f"{command}<ul class='tune-notes'>{checked}{notes}</ul>"
 
 
 def _paragraph(text: str) -> str:
@@ -207,11 +243,13 @@ PREDICTED = {
     "leviathan": ("Leviathan", SERIES[2]),
     "rule_of_thumb": ("rule of thumb", SERIES[3]),
 }
+ON_REQUEST = ("Leviathan", "rule of thumb", "auto")
+"""Series of the first chart that are shown when their names are pressed: three answer its question."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def speedup_by_length(document: dict[str, Any], temperature: float) -> Chart:
-    """Measured speed-up with its spread at every fixed length, and what three formulas predict."""
+    """Measured speed-up with its interval at every fixed length, and what three formulas predict."""
     points = points_at(document, temperature)
     fixed = [point for point in points if point["draft_length"] != "auto"]
     lengths = [point["draft_length"] for point in fixed]
@@ -223,7 +261,7 @@ def speedup_by_length(document: dict[str, Any], temperature: float) -> Chart:
         lengths,
         [ratio["median"] for ratio in ratios],
         MEASURED,
-        [(ratio["min"], ratio["max"]) for ratio in ratios],
+        [(point["interval"]["low"], point["interval"]["high"]) for point in fixed],
         "×",
     )
     chart.update_traces(line_width=3, marker_size=9, selector={"name": "measured"})
@@ -234,6 +272,9 @@ def speedup_by_length(document: dict[str, Any], temperature: float) -> Chart:
     if auto := next((point for point in points if point["draft_length"] == "auto"), None):
         _add_level(chart, "auto", lengths, auto["ratio_to_plain"]["median"], Style(COLOURS["accent"], dash="longdash"))
     _add_level(chart, "plain", lengths, 1.0, Style(COLOURS["plain"], dash="dot"))
+    for name in ON_REQUEST:
+        chart.update_traces(visible="legendonly", selector={"name": name})
+    chart.update_layout(legend_title={"text": "press a name to show it", "font": {"size": 11}})
     chart.update_xaxes(tickmode="array", tickvals=lengths)
     chart.update_yaxes(range=[0, _top(fixed)])
     return chart

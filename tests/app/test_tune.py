@@ -15,9 +15,11 @@ from fakes import ENVIRONMENT, FakeEngine
 
 from app.serving.device import Device
 from app.settings import CONTROLS
-from app.tune import PUBLIC_BUDGET, Tune
+from app.tune import PUBLIC_BUDGET, Tune, own_prompts
+from app.tune.fastest import fastest, keep
 from app.tune.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
-from app.tune.results import QUESTIONS, best_settings, details
+from app.tune.results import QUESTIONS, best_settings, details, fastest_settings
+from core.errors import UserError
 from core.measuring.sweep import finish
 from core.records import Settings
 from core.text import Prompt
@@ -65,21 +67,63 @@ def test_the_api_sweeps_and_ends_with_the_document(tune):
 def test_bad_choices_are_answered_in_a_sentence(tune, plan, sentence):
     values = dict(zip(CONTROLS, controls()))
     with pytest.raises(Exception, match=sentence):
-        list(tune._events(*plan, values, lambda: False))
+        list(tune._events(*plan, "", values, lambda: False))
 
 
 def test_strangers_have_a_budget():
     public = Tune(FakeEngine(pace=0.0), Device(), public=True)
     values = dict(zip(CONTROLS, controls()))
     with pytest.raises(Exception, match=f"{PUBLIC_BUDGET:,} of this public page"):
-        list(public._events([1, 2, 3], [0.0, 1.0], ["class", "function"], 512, 10, values, lambda: False))
+        list(public._events([1, 2, 3], [0.0, 1.0], ["class", "function"], 512, 10, "", values, lambda: False))
 
 
 def test_the_forecast_counts_runs_and_follows_the_method(tune):
-    said = tune.forecast([1, 2], [0.0, 1.0], ["class"], 32, 3, *controls(method="ngram"))
-    assert "N-gram: 24 runs of 32 tokens" in said
-    assert "Choose at least one of each" in tune.forecast([], [0.0], ["class"], 32, 1, *controls())
-    assert "New tokens must be a whole number" in tune.forecast([1], [0.0], ["class"], None, 1, *controls())
+    said = tune.forecast([1, 2], [0.0, 1.0], ["class"], 32, 3, "", *controls(method="ngram"))
+    assert "N-gram: 8 runs of 32 tokens" in said
+    assert "Choose at least one of each" in tune.forecast([], [0.0], ["class"], 32, 1, "", *controls())
+    assert "New tokens must be a whole number" in tune.forecast([1], [0.0], ["class"], None, 1, "", *controls())
+
+
+def test_ones_own_prompts_are_swept_too(tune):
+    values = dict(zip(CONTROLS, controls()))
+    own = "class A:\n    pass\n---\n\nAnother, please.\n--- \n\n"
+    events = list(tune._events([2], [0.0], ["class"], 16, 1, own, values, lambda: False))
+    document = next(event["document"] for event in events if event["e"] == "document")
+    assert [prompt["name"] for prompt in document["prompts"]][1:] == ["your prompt 1", "your prompt 2"]
+    assert own_prompts(own)[0].text == "class A:\n    pass"
+    assert "N-gram: 12 runs" in tune.forecast([1, 2], [0.0], ["class"], 32, 1, own, *controls(method="ngram"))
+    with pytest.raises(UserError, match="50 prompts of your own, not 51"):
+        own_prompts("x\n---\n" * 51)
+
+
+def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
+    document = sweep_document()
+    said = details(document, 0.0)[0]
+    point = next(p for p in document["points"] if p["draft_length"] == document["best"][0]["recommended"])
+    assert f"{point['tokens_per_second']['median']:.0f} tokens/s" in said and "from about 8 at once" in said
+    assert f"({0.95 * point['ratio_to_plain']['median']:.2f} to" in said and "longest pause" in said
+    document["best"][0] |= {"recommended": None, "pays": True}
+    assert "Recommended" not in (open_ := details(document, 0.0)[0]) and "lies within the noise" in open_
+    assert best_settings(document, 0.0)[0]["__type__"] == "update"
+
+
+def test_the_fastest_of_all_precisions_is_one_that_was_measured():
+    """Sweeps of the same work are held against each other; of other work, or another temperature, they say nothing."""
+    slow, fast, other = sweep_document(0.5), sweep_document(0.9), sweep_document(0.95)
+    slow["settings"]["precision"], fast["settings"]["precision"] = "nf4", "int4"
+    fast["environment"] = {**ENVIRONMENT, "target": {**ENVIRONMENT["target"], "precision": "int4"}}
+    other["settings"]["max_new_tokens"] += 1
+    measured = keep(keep(keep([], other), fast), slow)
+    best = fastest(slow, 0.0, measured)
+    assert best.asked == "int4" and best.tokens_per_second == max(
+        p["tokens_per_second"]["median"] for p in fast["points"] if p["temperature"] == 0
+    )
+    shown = details(slow, 0.0, measured)
+    assert "of all that was measured here (int4, nf4)" in shown[0] and shown[1]["visible"]
+    assert fastest_settings(slow, 0.0, measured)[:3] == ["int4", "draft", best.setting]
+    assert not details(fast, 0.0, measured)[1]["visible"]
+    assert len(keep(measured, slow)) == len(measured)
+    assert "Only nf4 was measured" in details(slow, 0.0, keep([], slow))[0]
 
 
 def test_the_recommended_setting_goes_to_the_sidebar():
@@ -100,7 +144,7 @@ def test_where_speculation_loses_it_says_so_and_offers_plain():
 
 def test_every_chart_has_a_reading():
     shown = details(sweep_document(), 0.0)
-    readings = shown[1 + len(QUESTIONS) : 1 + 2 * len(QUESTIONS)]
+    readings = shown[2 + len(QUESTIONS) : 2 + 2 * len(QUESTIONS)]
     assert all(reading.startswith("<p>") and reading.endswith(".</p>") for reading in readings)
 
 

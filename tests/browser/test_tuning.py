@@ -32,6 +32,10 @@ def test_before_a_sweep_the_tab_says_what_will_happen(page: Any) -> None:
     assert "80 runs of 48 tokens" in page.inner_text(STATUS)
     page.locator("#tune-lengths").get_by_label("8", exact=True).uncheck()
     page.wait_for_function("document.querySelector('#tune-status').innerText.includes('70 runs')")
+    page.click("#tune-own button")
+    page.fill("#tune-own-text textarea", "Mine.\n---\nMine too.")
+    page.wait_for_function("document.querySelector('#tune-status').innerText.includes('98 runs')")
+    assert "3 times at most" in page.inner_text(STATUS)
     assert not page.locator("#tune-results").is_visible()
 
 

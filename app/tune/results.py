@@ -114,7 +114,10 @@ def details(document: Document | None, temperature: float | None, measured: Sequ
         speedup_by_length(document, temperature),
         cost_by_rows(document),
         acceptance_by_depth(document, temperature),
-        _paragraph(f"{describe_intervals(document, temperature)} {describe_prediction(document, temperature)}"),
+        _paragraph(
+            f"{describe_intervals(document, temperature)} {describe_prediction(document, temperature)} "
+            "Press a faint name of the legend to draw it too."
+        ),
         _paragraph(describe_document_costs(document)),
         _paragraph(describe_positions(document, temperature)),
         _paragraph(_hint(deployment)),
@@ -274,7 +277,6 @@ def speedup_by_length(document: dict[str, Any], temperature: float) -> Chart:
     _add_level(chart, "plain", lengths, 1.0, Style(COLOURS["plain"], dash="dot"))
     for name in ON_REQUEST:
         chart.update_traces(visible="legendonly", selector={"name": name})
-    chart.update_layout(legend_title={"text": "press a name to show it", "font": {"size": 11}})
     chart.update_xaxes(tickmode="array", tickvals=lengths)
     chart.update_yaxes(range=[0, _top(fixed)])
     return chart

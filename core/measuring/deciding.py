@@ -62,7 +62,7 @@ class Decision:
     """What to set: a draft length, `auto`, or `plain`; None where the measurements do not decide, and then `pays` says
     whether at least speculation as such is faster (None: not even that). `fixed` is the best fixed length."""
 
-    recommended: int | str | None
+    recommended: int | Literal["auto", "plain"] | None
     pays: bool | None
     fixed: int | None
 
@@ -80,7 +80,7 @@ def decide(plain: Speeds, drafting: Mapping[Any, Speeds]) -> Decision:
         ((only, verdict),) = versus.items()
         return Decision(only if verdict == "better" else None, pays, fixed)
     between = compare(drafting[fixed], drafting["auto"])
-    chosen = {"better": fixed, "worse": "auto", "same": "auto"}.get(between)
+    chosen: Any = {"better": fixed, "worse": "auto", "same": "auto"}.get(between)
     return Decision(chosen if versus.get(chosen) == "better" else None, pays, fixed)
 
 
@@ -105,5 +105,5 @@ class Latency:
 
 def latency(runs: Iterable[Run]) -> Latency:
     rounds = [round_ for run in runs for round_ in run.rounds if round_.kept]
-    each = sorted(round_.seconds / len(round_.kept) for round_ in rounds for _ in round_.kept)
+    each: list[float] = sorted(round_.seconds / len(round_.kept) for round_ in rounds for _ in round_.kept)
     return Latency(median(each), each[min(len(each) - 1, int(0.95 * len(each)))], max(r.seconds for r in rounds))

@@ -348,7 +348,8 @@ def _best(
     """The best fixed length at a temperature, what to set, and what that costs where many texts are decoded at once:
     that length, `auto`, `plain` where all lose, or None where the measurements do not decide."""
     fixed, auto = here.get(decision.fixed or 0), here.get("auto")
-    shown = here.get(decision.recommended or 0) or fixed or auto
+    chosen = decision.recommended
+    shown = (None if chosen in (None, "plain") else here.get(chosen)) or fixed or auto
     batches = None
     if shown and shown["mean_drafted"]:
         gamma = max(1, round(shown["mean_drafted"]))

@@ -213,7 +213,7 @@ def predict_on(
     where a model cannot be looked at."""
     ours = preview(target, "target", revision)
     theirs = (preview_head(draft) or preview(draft, "draft")) if draft else None
-    alphas = sorted({*ALPHAS, *([] if acceptance is None else [acceptance])})
+    alphas: list[float] = sorted({*ALPHAS, *([] if acceptance is None else [acceptance])})
     decisive = EXPECTED if acceptance is None else acceptance
     outlooks = tuple(_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS)
     return DevicePrediction(card, context, acceptance, outlooks, *_decide(card, outlooks, decisive))

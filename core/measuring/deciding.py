@@ -78,9 +78,10 @@ def decide(plain: Speeds, drafting: Mapping[Any, Speeds]) -> Decision:
     pays = True if "better" in versus.values() else None
     if len(versus) == 1:
         ((only, verdict),) = versus.items()
-        return Decision(only if verdict == "better" else None, pays, fixed)
+        chosen: Any = only
+        return Decision(chosen if verdict == "better" else None, pays, fixed)
     between = compare(drafting[fixed], drafting["auto"])
-    chosen: Any = {"better": fixed, "worse": "auto", "same": "auto"}.get(between)
+    chosen = {"better": fixed, "worse": "auto", "same": "auto"}.get(between)
     return Decision(chosen if versus.get(chosen) == "better" else None, pays, fixed)
 
 

@@ -92,7 +92,7 @@ def llama_peers(pair: Pair, gguf: str | Path | None, context: int = 2048) -> dic
     """llama.cpp on a GGUF file of the pair's target, on as many threads as ours, plain and with its speculations at
     their own settings. Raises UserError where package or file are missing."""
     try:
-        import xllamacpp
+        import xllamacpp  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
             "llama.cpp is measured through a package that is not installed (pip install xllamacpp)."

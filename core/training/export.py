@@ -11,9 +11,9 @@ from core.heads import HeadConfig
 from core.heads.checkpoint import save_head
 from core.loading.head import identify
 from core.training.dialogues import BLOCK
-from core.training.loop import MATRIX_RATE, OTHER_RATE, STEPS, Plan, Standing, Trainer
+from core.training.loop import Plan, Standing, Trainer
 from core.training.pool import HELD_OUT, HELD_OUT_AT_FIRST
-from core.training.unroll import STEP_WEIGHT
+from core.training.unroll import MATRIX_RATE, OTHER_RATE, STEP_WEIGHT, STEPS
 
 
 def export(trainer: Trainer, folder: Path) -> None:

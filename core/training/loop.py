@@ -26,11 +26,9 @@ from core.progress import Stop, never
 from core.training import config_for, frequent_ids, new_head
 from core.training.dialogues import BLOCK, Dialogue, write_block
 from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
-from core.training.pool import Batch, Entry, Pool, grouped
-from core.training.unroll import agreement, loss_of
+from core.training.pool import Entry, Pool, grouped
+from core.training.unroll import STEPS, Learner, agreement
 
-STEPS = 3
-"""Passes unrolled: drafts of more tokens run the last of them on."""
 SHOWN_STEPS = 5
 """Positions of a draft whose acceptance is told."""
 EPOCHS = 4
@@ -38,11 +36,9 @@ FIRST_BLOCKS = 2
 """Written before the first step where the head's vocabulary has to be chosen from them; else one is enough."""
 ROWS = 1536
 """Of a batch."""
-MATRIX_RATE, OTHER_RATE = 0.03, 1e-3
 WARM_UP = 30
 FALL = 0.5
 """The share of a limited run over which the rates fall to nothing."""
-AVERAGE = 0.99
 SECONDS_BETWEEN_EVALUATIONS = 2.5
 """At least."""
 EVALUATING = 0.1
@@ -363,50 +359,3 @@ class Trainer:
         every = self._pool.held_out()
         long = (entry for entry in every if len(entry.ids) - entry.start >= ENOUGH_TO_SEE)
         return next(long, max(every, key=lambda entry: len(entry.ids) - entry.start, default=None))
-
-
-class Learner:
-    """A head, its running average and its optimisers: Muon for the matrices of the block, AdamW for the rest."""
-
-    def __init__(self, head: HeadNetwork) -> None:
-        self.head, self.average = head, copy.deepcopy(head)
-        matrices = [p for n, p in head.named_parameters() if p.dim() == 2 and n.startswith(("fc.", "midlayer."))]
-        of_matrices = set(map(id, matrices))
-        others = [p for p in head.parameters() if id(p) not in of_matrices]
-        self._optimisers = [
-            torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.0, momentum=0.95),
-            torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
-        self._steps = 0
-
-    def step(self, embedding: Tensor, batch: Batch, rate: float) -> float:
-        """One step at this share of the full rates; the loss of the first unrolled pass."""
-        loss, first = loss_of(self.head, embedding, batch, STEPS)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
-        for optimiser, full in zip(self._optimisers, (MATRIX_RATE, OTHER_RATE)):
-            for group in optimiser.param_groups:
-                group["lr"] = full * rate
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-        self._steps += 1
-        kept = min(AVERAGE, self._steps / (self._steps + 9))
-        with torch.no_grad():
-            for mean, new in zip(self.average.parameters(), self.head.parameters()):
-                mean.lerp_(new, 1 - kept)
-        return first
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "head": self.head.state_dict(),
-            "average": self.average.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
-            "steps": self._steps,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.head.load_state_dict(state["head"])
-        self.average.load_state_dict(state["average"])
-        for optimiser, saved in zip(self._optimisers, state["optimisers"]):
-            optimiser.load_state_dict(saved)
-        self._steps = state["steps"]

@@ -8,6 +8,7 @@ The loss of a step is the cross-entropy against the target's distribution over t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,11 @@ from torch.func import functional_call
 from core.heads import HeadNetwork, repeat
 from core.training.pool import Batch
 
+STEPS = 3
+"""Passes unrolled: drafts of more tokens run the last of them on."""
 STEP_WEIGHT = 0.8
+MATRIX_RATE, OTHER_RATE = 0.03, 1e-3
+AVERAGE = 0.99
 
 
 class Unroll(nn.Module):
@@ -129,3 +134,50 @@ def agreement(head: HeadNetwork, embedding: Tensor, batches: Iterator[Batch], st
                 q = logits.float().softmax(-1).gather(1, of_step(batch.teacher, batch, 0, rows))
                 overlap += float(torch.minimum(q, of_step(batch.probs, batch, 0, rows)).sum())
     return [hit / max(rows_seen, 1) for hit in hits], overlap / max(rows_seen, 1)
+
+
+class Learner:
+    """A head, its running average and its optimisers: Muon for the matrices of the block, AdamW for the rest."""
+
+    def __init__(self, head: HeadNetwork) -> None:
+        self.head, self.average = head, copy.deepcopy(head)
+        matrices = [p for n, p in head.named_parameters() if p.dim() == 2 and n.startswith(("fc.", "midlayer."))]
+        of_matrices = set(map(id, matrices))
+        others = [p for p in head.parameters() if id(p) not in of_matrices]
+        self._optimisers = [
+            torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.0, momentum=0.95),
+            torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self._steps = 0
+
+    def step(self, embedding: Tensor, batch: Batch, rate: float) -> float:
+        """One step at this share of the full rates; the loss of the first unrolled pass."""
+        loss, first = loss_of(self.head, embedding, batch, STEPS)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        for optimiser, full in zip(self._optimisers, (MATRIX_RATE, OTHER_RATE)):
+            for group in optimiser.param_groups:
+                group["lr"] = full * rate
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self._steps += 1
+        kept = min(AVERAGE, self._steps / (self._steps + 9))
+        with torch.no_grad():
+            for mean, new in zip(self.average.parameters(), self.head.parameters()):
+                mean.lerp_(new, 1 - kept)
+        return first
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "head": self.head.state_dict(),
+            "average": self.average.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.head.load_state_dict(state["head"])
+        self.average.load_state_dict(state["average"])
+        for optimiser, saved in zip(self._optimisers, state["optimisers"]):
+            optimiser.load_state_dict(saved)
+        self._steps = state["steps"]

@@ -1,4 +1,5 @@
-"""Tab: two to four lanes, each a pair, a precision, a method and a draft length, on the same prompts."""
+"""Tab: two to four lanes, each a pair, a precision, a method and a draft length, or a running server, on the same
+prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,21 @@ from app.api import takes_settings
 from app.assets import asset
 from app.compare.events import Comparison, compare, fastest, fetch_all, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
-from app.compare.lanes import FEWEST, KEYS, MOST, lanes_from, short_precision
+from app.compare.lanes import (
+    ADDRESS,
+    FEWEST,
+    KEYS,
+    MOST,
+    SAME,
+    SERVER,
+    SIDEBAR,
+    chosen_lanes,
+    lanes_from,
+    needed,
+    short_precision,
+)
+from app.compare.many_readers import ManyReaders
+from app.compare.servers import ServerContender
 from app.insides import PRIVATE, QUIET, html_block, on_load
 from app.playground import starting_prompts
 from app.selectors import chooser, run_and_stop, selectors
@@ -29,10 +44,10 @@ from app.tokens import stream
 from core.errors import UserError
 from core.progress import never
 from core.records import SCHEMA
+from core.servers import refuse_public
 from core.settings import METHODS, PRECISIONS, SPECS, Settings
 from core.text import Prompt
 
-SIDEBAR, SAME = "as sidebar", "same as lane 1"
 ONE_PROMPT, ALL = "this prompt", "all"
 STARTING_METHODS = ("draft", "head", "ngram", "early-exit", "plain", "tree", "ngram+draft", "head-tree")
 """Methods that the lanes start with, in this order, as far as the pair can use them."""
@@ -56,6 +71,7 @@ class Compare:
         self.most_new_tokens = most_new_tokens
         self.stops = Stops()
         self.prompts = starting_prompts(engine.chat)
+        self.many_readers = ManyReaders(device, self.prompts, self._servers)
 
     @takes_settings([name for name in CONTROLS if name not in KEYS])
     def compare(
@@ -66,7 +82,8 @@ class Compare:
         Args:
             lanes: A list of two to four objects, each with any of "target" and "draft" (Hub id or folder, "pocket" for
                 the bundled pair), "revision", "precision", "draft_precision", "method", "draft_length", "tree" and
-                "exit_layer", as for `generate`. What is left out is as the page was started with.
+                "exit_layer", as for `generate`. What is left out is as the page was started with. Or a running server:
+                "server", its address, and "model" where it has several; it answers alone, after the others.
             prompt: The text to continue, in every lane.
             prompts: Instead of a prompt, a kind of bundled prompts, such as "function" or "repetitive", or "all".
 
@@ -75,7 +92,9 @@ class Compare:
             "pair", "tokens_per_second" and "ratio_to_plain" {"median", "min", "max"} over the prompts,
             "acceptance_rate", "tokens_per_round", "accepted_by_position", "weight_bytes", "identical" {"same",
             "compared", "first"} and "error"; {"schema": 1, "runs": [...]} lane by lane. A lane with "added": true is
-            plain decoding of a target that no lane decodes plainly: the baseline of "ratio_to_plain".
+            plain decoding of a target that no lane decodes plainly: the baseline of "ratio_to_plain". Of a server's
+            lane "server" has what only servers tell, "acceptance_rate" is accepted ÷ drafted, and its answers are
+            the document's "server_runs".
         """
         controls = {**{name: getattr(self.engine.settings, name) for name in CONTROLS}, **controls}
         comparisons: list[Comparison] = []
@@ -88,7 +107,9 @@ class Compare:
         if comparisons:
             runs = [run.to_dict() for run in comparisons[0].runs()]
             rows = comparisons[0].rows()
-            yield {"status": "done", "rows": rows, "document": {"schema": SCHEMA, "runs": runs}}
+            answers = [run.to_dict() for run in comparisons[0].server_runs()]
+            document = {"schema": SCHEMA, "runs": runs} | ({"server_runs": answers} if answers else {})
+            yield {"status": "done", "rows": rows, "document": document}
 
     def run(
         self, prompt: str, kind: str, count: int, visit: Visit, request: gr.Request, *values: Any
@@ -103,8 +124,8 @@ class Compare:
             value = ""
             for value in stream(guarded(self._events(lanes[:count], prompt, kind, controls, stop.is_set, comparisons))):
                 yield value, *unchanged
-        if comparisons and comparisons[0].runs():
-            visit.add("comparison", comparisons[0].runs())
+        if comparisons and (comparisons[0].runs() or comparisons[0].server_runs()):
+            visit.add("comparison", comparisons[0].runs(), servers=comparisons[0].server_runs())
             yield value, *_plots(comparisons[0].rows()), *self._offer(comparisons[0])
 
     def _offer(self, comparison: Comparison) -> tuple[Any, dict[str, Any]]:
@@ -128,9 +149,11 @@ class Compare:
         comparisons: list[Comparison],
     ) -> Iterator[Event]:
         """The events of a comparison, which is appended to `comparisons` once its settings are found to be possible."""
-        settings = lanes_from(self.engine.settings, controls, lanes, self.most_new_tokens)
-        comparison = Comparison.of(settings, self._chosen(prompt, kind))
-        self._admit(comparison, settings[0].max_new_tokens)
+        asked = lanes_from(self.engine.settings, controls, lanes, self.most_new_tokens)
+        comparison = Comparison.of(asked, self._chosen(prompt, kind))
+        if comparison.servers:
+            refuse_public(self.engine.public)
+        self._admit(comparison, max(_settings_of(each).max_new_tokens for each in asked))
         comparisons.append(comparison)
         yield plan_event(comparison)
         yield from fetch_all(self.engine, comparison, stop)
@@ -161,11 +184,20 @@ class Compare:
         lane = {name: chosen[name] for name in ("precision", "method", "draft_length") if chosen[name] != SIDEBAR}
         if chosen["pair"] == SIDEBAR:
             return lane
+        if chosen["pair"] == SERVER:
+            return {"server": chosen["server"], "model": chosen["model"]}
         models = {"target": chosen["target"], "draft": chosen["draft"]}
         if chosen["pair"] != OTHER:
             choice = self.choices[chosen["pair"]]
             models = {"target": choice.target, "draft": choice.draft}
         return lane | models
+
+    def _servers(self, count: int, *values: Any) -> list[ServerContender]:
+        """The lanes that are running servers, of the number of lanes and the values that `run` takes."""
+        controls: dict[str, Any] = dict(zip(CONTROLS, values))
+        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(CONTROLS) :])][:count]
+        found = lanes_from(self.engine.settings, controls, lanes, self.most_new_tokens)
+        return [each for each in found if isinstance(each, ServerContender)]
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's comparison; what is finished is kept."""
@@ -210,12 +242,15 @@ class Compare:
         use = gr.Button("Use the fastest", visible=False, elem_id="compare-use", min_width=180)
         with gr.Row(elem_id="compare-plots"):
             plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in PLOTS]
+        chosen_values = [*(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)]
+        if not self.engine.public:
+            self.many_readers.build(visit, kind, [count, *chosen_values])
         _follow(count, rows)
         kind.change(self._show_prompts, kind, [prompt, chosen], **QUIET)
         gr.on(
             [run.click],
             self.run,
-            [prompt, kind, count, visit, *(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)],
+            [prompt, kind, count, visit, *chosen_values],
             [comparison, *plots, use, winner],
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",
@@ -247,7 +282,7 @@ class Compare:
         return [method for method in STARTING_METHODS if reasons.get(method, "") is None]
 
     def _lanes(self, methods: list[str], shown: int) -> tuple[list[Values], list[gr.Row]]:
-        """The controls of every lane, in the order of LANE, and the rows that they stand in."""
+        """The controls of every lane, in the order of `app.compare.lanes.LANE`, and the rows that they stand in."""
         lanes, rows = [], []
         with gr.Column(elem_id="compare-lanes"):
             html_block(_HEADS, elem_id="lane-heads")
@@ -270,8 +305,23 @@ class Compare:
             "pair",
             "pair",
             "The models of this lane. Lanes of one target race at once; other targets are loaded in turn.",
-            [*usual, *((choice.label, value) for value, choice in self.choices.items())],
+            [
+                *usual,
+                *((choice.label, value) for value, choice in self.choices.items()),
+                *([] if self.engine.public else [(SERVER, SERVER)]),
+            ],
             usual[0][1],
+        )
+        server, model = (
+            gr.Textbox(
+                label=f"{label} of lane {number}",
+                info=info,
+                placeholder=example,
+                max_lines=1,
+                visible=False,
+                elem_classes=f"lane-{name}",
+            )
+            for name, label, info, example in ADDRESS
         )
         target, draft = (
             control(
@@ -306,13 +356,12 @@ class Compare:
             usual[0][1],
             visible=method in HAS_LENGTH,
         )
-        pair.change(lambda value: [gr.update(visible=value == OTHER)] * 2, pair, [target, draft], **QUIET)
+        shown = lambda pair, method: [gr.update(visible=each) for each in needed(pair, method)]  # noqa: E731
+        pair.change(shown, [pair, chosen], [target, draft, server, model, precision, chosen, length], **QUIET)
         chosen.change(lambda method: gr.update(visible=method in HAS_LENGTH), chosen, length, **QUIET)
-        return pair, target, draft, precision, chosen, length
+        return pair, target, draft, precision, chosen, length, server, model
 
 
-LANE = ("pair", "target", "draft", "precision", "method", "draft_length")
-"""The controls of a lane, in the order in which `Compare.run` takes their values."""
 MARKS = "●◆■▲"
 """Of each lane, here, in its pane and in the charts."""
 _MARK = '<p class="lane-mark" data-lane="{number}"><i aria-hidden="true">{mark}</i> <b>Lane {number}</b></p>'
@@ -321,16 +370,8 @@ _HEADS = (
 )
 
 
-def chosen_lanes(values: Values) -> list[dict[str, Any]]:
-    """The controls of each lane by name; what a lane has the same as lane 1 is taken from there."""
-    first = dict(zip(LANE, values))
-    found = []
-    for at in range(0, len(values), len(LANE)):
-        own = dict(zip(LANE, values[at : at + len(LANE)]))
-        if own["pair"] == SAME:
-            own |= {name: first[name] for name in ("pair", "target", "draft")}
-        found.append({name: first[name] if value == SAME else value for name, value in own.items()})
-    return found
+def _settings_of(lane: Settings | ServerContender) -> Settings:
+    return lane.settings if isinstance(lane, ServerContender) else lane
 
 
 def component(lanes: int) -> gr.HTML:

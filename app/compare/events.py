@@ -3,23 +3,26 @@
 As in a race (`app.playground.race`) the events `open`, `round` and `end` of a lane, which is named by its number here,
 make its run document, once for every prompt. Besides: `plan` (lanes and prompts, once, first), `prompt` (which one
 comes now), `fail` (a lane gave up, and why), `result` (the table), and in a `status` how many runs are `done` of how
-many.
+many. Lanes that are running servers come last (`app.compare.servers`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from app.compare.lanes import lane_names, short_precision, target_name
+from app.compare.servers import ServerContender, answer, connect_all, own_waits, server_row, warm_up
 from app.header import pair_name, short_pair
 from app.playground.race import end_event, run_head
 from app.serving import TOPS, Engine
 from app.serving.turns import Event, Stop, fetching, loading, sentence
 from core.errors import Cancelled, UserError
-from core.measuring.comparison import NEEDS_DRAFT, Contender, Heat, heats, row
+from core.measuring.comparison import NEEDS_DRAFT, Contender, Heat, counted, heats, row
 from core.records import Round, Run, Settings
+from core.servers import ServerRun
 from core.text import Prompt
 
 WARM_UP_TOKENS = 8
@@ -33,11 +36,17 @@ class Comparison:
     prompts: list[Prompt]
     names: dict[int, tuple[str, str]]
     """Of every lane its method, and its models where they differ (`app.compare.lanes.lane_names`)."""
+    servers: list[ServerContender] = field(default_factory=list)
     stopped: bool = False
 
     @classmethod
-    def of(cls, lanes: Sequence[Settings], prompts: Sequence[Prompt]) -> Comparison:
-        found = cls(heats(lanes), list(prompts), {})
+    def of(cls, lanes: Sequence[Settings | ServerContender], prompts: Sequence[Prompt]) -> Comparison:
+        servers = [each for each in lanes if isinstance(each, ServerContender)]
+        found = cls(heats([each for each in lanes if isinstance(each, Settings)]), list(prompts), {}, servers)
+        taken = {each.number for each in servers}
+        free = (number for number in count(1) if number not in taken)
+        for contender, number in zip(found.contenders, free):
+            contender.number = number
         names = lane_names([each.settings for each in found.contenders])
         found.names = {each.number: name for each, name in zip(found.contenders, names)}
         return found
@@ -52,25 +61,35 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table: a row a lane, each with its name and its pair; a baseline that was added only if it ran."""
+        ours = {each.number: counted(each) for each in self.contenders if not each.added}
+        theirs = [server_row(each, self.servers, ours) for each in self.servers]
         heat_of = {each.number: heat for heat in self.heats for each in heat.contenders}
-        return [
+        rows = [
             {"name": self.name(each.number), "pair": described(each)}
             | row(each, heat_of[each.number].baseline).to_dict()
+            | own_waits(list(counted(each).values()))
+            | {"server": None}
             for each in self.contenders
             if each.runs or not each.added
         ]
+        return sorted([*rows, *theirs], key=lambda row: row["lane"])
 
     def runs(self) -> list[Run]:
         """Every run that wrote something, lane by lane."""
         return [run for each in self.contenders for _, run in sorted(each.runs.items()) if run.token_ids]
 
+    def server_runs(self) -> list[ServerRun]:
+        """Every answer of a server that wrote something, lane by lane."""
+        return [run for each in self.servers for _, run in sorted(each.runs.items()) if run.text]
+
     def done(self) -> int:
         """How many runs are over."""
-        return sum(run.stop_reason is not None for each in self.contenders for run in each.runs.values())
+        lanes = [*self.contenders, *self.servers]
+        return sum(run.stop_reason is not None for each in lanes for run in each.runs.values())
 
     def asked(self) -> int:
         """How many runs there will be, if all goes well."""
-        return len(self.contenders) * len(self.prompts)
+        return (len(self.contenders) + len(self.servers)) * len(self.prompts)
 
 
 def described(contender: Contender) -> str:
@@ -85,15 +104,13 @@ def described(contender: Contender) -> str:
 
 def plan_event(comparison: Comparison) -> Event:
     asked = [each for each in comparison.contenders if not each.added]
+    named = [(each.number, *comparison.names[each.number], False) for each in asked]
+    named += [(each.number, each.name, each.models, True) for each in comparison.servers]
     return {
         "e": "plan",
         "lanes": [
-            {
-                "lane": str(each.number),
-                "name": comparison.names[each.number][0],
-                "models": comparison.names[each.number][1],
-            }
-            for each in asked
+            {"lane": str(number), "name": name, "models": models, "server": server}
+            for number, name, models, server in sorted(named)
         ],
         "prompts": [prompt.name for prompt in comparison.prompts],
         "notes": notes(comparison),
@@ -102,21 +119,28 @@ def plan_event(comparison: Comparison) -> Event:
 
 def notes(comparison: Comparison) -> list[str]:
     """What a person should know before: which lanes wait for another target, and which baselines come on top."""
-    first, *later = comparison.heats
     said = []
+    first, later = comparison.heats[:1], comparison.heats[1:]
     for heat in later:
         lanes = [each for each in heat.contenders if not each.added]
-        same = target_name(heat.baseline.settings) == target_name(first.baseline.settings)
+        same = target_name(heat.baseline.settings) == target_name(first[0].baseline.settings)
         other = "the target in another precision" if same else "another target"
         verbs = ("needs", "it is loaded and runs") if len(lanes) == 1 else ("need", "they are loaded and run")
         said.append(f"{numbered(lanes)} {verbs[0]} {other}: {verbs[1]} after the others.")
     if any(heat.baseline.added for heat in comparison.heats):
         of = " of each target" if later else ""
         said.append(f"Plain decoding{of} runs as well, to have something to hold the lanes against.")
+    if servers := comparison.servers:
+        one = len(servers) == 1
+        alone = "answers alone, after the others" if comparison.heats else "answers alone"
+        said.append(
+            f"{numbered(servers)} {'is a running server: it' if one else 'are running servers: each'} {alone}, so that "
+            "no lane slows another down."
+        )
     return said
 
 
-def numbered(lanes: Sequence[Contender]) -> str:
+def numbered(lanes: Sequence[Contender | ServerContender]) -> str:
     """Lane 1; Lanes 1 and 2; Lanes 1, 2 and 4."""
     numbers = [str(each.number) for each in lanes]
     if len(numbers) == 1:
@@ -130,10 +154,12 @@ def compare(engine: Engine, comparison: Comparison, stop: Stop) -> Generator[Eve
     for heat in comparison.heats:
         yield from _run_heat(engine, comparison, heat, stop)
         if stop():
-            comparison.stopped = True
             break
-    failures = [each.error for each in comparison.contenders if not each.added]
-    if len(set(failures)) == 1 and failures[0] and not comparison.runs():
+    yield from _ask_servers(comparison, stop)
+    comparison.stopped = stop()
+    lanes = [*(each for each in comparison.contenders if not each.added), *comparison.servers]
+    failures = [each.error for each in lanes]
+    if len(set(failures)) == 1 and failures[0] and not comparison.runs() and not comparison.server_runs():
         raise UserError(failures[0])
     yield result_event(comparison)
 
@@ -160,6 +186,21 @@ def _run_heat(engine: Engine, comparison: Comparison, heat: Heat, stop: Stop) ->
         yield {"e": "prompt", "at": at, "name": prompt.name}
         yield _status(comparison, _progress(comparison, _asked(heat), at))
         yield from _race(engine, comparison, heat, pairs, at, stop)
+
+
+def _ask_servers(comparison: Comparison, stop: Stop) -> Iterator[Event]:
+    """Every server in turn, each alone."""
+    for contender in comparison.servers:
+        if not contender.error and not stop():
+            yield _status(comparison, f"Warming up: {contender.name} writes a few tokens that do not count.")
+            yield from warm_up(contender, comparison.prompts[0], stop)
+    for at, prompt in enumerate(comparison.prompts):
+        for contender in comparison.servers:
+            if contender.error or stop():
+                continue
+            yield {"e": "prompt", "at": at, "name": prompt.name}
+            yield _status(comparison, _progress(comparison, [contender], at))
+            yield from answer(contender, at, prompt, stop)
 
 
 def _asked(heat: Heat) -> list[Contender]:
@@ -198,6 +239,7 @@ def fetch_all(engine: Engine, comparison: Comparison, stop: Stop) -> Iterator[Ev
             raise
         except Exception as error:
             yield give_up(contender, error)
+    yield from connect_all(comparison.servers, stop)
 
 
 def _warm_up(engine: Engine, pair: Any, contender: Contender, prompt: Prompt, stop: Stop) -> Iterator[Event]:
@@ -289,7 +331,7 @@ def give_up(contender: Contender, error: Exception) -> Event:
     return {"e": "fail", "lane": str(contender.number), "text": contender.error}
 
 
-def _progress(comparison: Comparison, lanes: Sequence[Contender], at: int) -> str:
+def _progress(comparison: Comparison, lanes: Sequence[Contender | ServerContender], at: int) -> str:
     going = f"{numbered(lanes)} {'is' if len(lanes) == 1 else 'are'} running"
     if len(comparison.prompts) == 1:
         return f"{going}, each on its own clock."
@@ -316,21 +358,34 @@ def result_event(comparison: Comparison) -> Event:
 def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
     """The fastest lane in tokens per second, whatever its target and precision, and what it gains."""
     stopped = "Stopped. " if comparison.stopped else ""
-    best = fastest(rows)
+    best, server = fastest(rows), fastest_server(rows)
     if best is None:
-        return stopped + "No lane came far enough to be compared."
+        return stopped + (server or "No lane came far enough to be compared.")
     over = f", median of {best['prompts']} prompts" if best["prompts"] > 1 else ""
-    text = (
-        f"Lane {best['lane']}, {best['name']}, is the fastest: {best['tokens_per_second']['median']:.0f} tokens/s{over}"
-    )
+    which = "the fastest of this page\u2019s lanes" if server else "the fastest"
+    text = f"Lane {best['lane']}, {best['name']}, is {which}: {best['tokens_per_second']['median']:.0f} tokens/s{over}"
     if best["method"] == "plain":
-        return f"{stopped}{text}. No lane gains enough over plain decoding to be faster."
+        return f"{stopped}{text}. No lane gains enough over plain decoding to be faster.{server and ' ' + server}"
     ratio = best["ratio_to_plain"]
     gain = f", {ratio['median']:.2f}× plain decoding of its own target" if ratio else ""
-    return f"{stopped}{text}{gain}."
+    return f"{stopped}{text}{gain}.{server and ' ' + server}"
 
 
 def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of the lane with most tokens per second, those added apart."""
-    found = [row for row in rows if row["tokens_per_second"] and not row["added"]]
+    """The row of the lane with most tokens per second, those added and running servers apart."""
+    found = [row for row in rows if row["tokens_per_second"] and not row["added"] and not row["server"]]
     return max(found, key=lambda row: row["tokens_per_second"]["median"], default=None)
+
+
+def fastest_server(rows: Sequence[dict[str, Any]]) -> str:
+    """Which of the running servers wrote fastest, as a sentence; empty where none did."""
+    found = [each for each in rows if each["server"] and each["tokens_per_second"]]
+    if not found:
+        return ""
+    best = max(found, key=lambda each: each["tokens_per_second"]["median"])
+    which = "Of the running servers, lane" if len(found) > 1 else "The running server, lane"
+    clock = {"server": ", by its own clock", "reader": ", by the reader's clock"}.get(best["server"]["clock"], "")
+    unit = best["server"]["counted"]
+    speed = f"{best['tokens_per_second']['median']:.1f} {unit}/s{clock}"
+    verb = "is fastest:" if len(found) > 1 else "wrote"
+    return f"{which} {best['lane']}, {best['name']}, {verb} {speed}."

@@ -63,7 +63,7 @@ def acceptance_by_position(rows: Sequence[Row]) -> Chart | None:
     if not shown:
         return None
     chart = figure("position in the draft", "share of rounds accepted so far or further", "acceptance", height=340)
-    _entitle(chart, "Where in the draft does agreement break?")
+    entitle(chart, "Where in the draft does agreement break?")
     chart.update_yaxes(range=[0, 1.04], tickformat=".0%")
     longest = max(len(shares) for shares in reached.values())
     chart.update_xaxes(dtick=1 if longest <= 8 else 2, tick0=1, tickangle=0, range=[0.6, longest + 0.4])
@@ -103,7 +103,7 @@ def weights_by_lane(rows: Sequence[Row]) -> Chart | None:
 def _by_lane(x: str, title: str, name: str, rows: Sequence[Row]) -> Chart:
     """An empty chart with a line for each lane, the first on top."""
     chart = figure(x, "", name, height=150 + 46 * len(rows))
-    _entitle(chart, title)
+    entitle(chart, title)
     chart.update_layout(hovermode="closest")
     chart.update_xaxes(showgrid=True, rangemode="tozero")
     names = [_lane_name(row) for row in rows]
@@ -113,7 +113,7 @@ def _by_lane(x: str, title: str, name: str, rows: Sequence[Row]) -> Chart:
     return chart
 
 
-def _entitle(chart: Chart, title: str) -> None:
+def entitle(chart: Chart, title: str) -> None:
     """The question that the chart answers, above it."""
     chart.update_layout(
         title={"text": f"<b>{title}</b>", "font": {"size": 13}, "x": 0.015, "xref": "container", "y": 0.97},

@@ -68,6 +68,7 @@ class Explain:
         self.engine = engine
         self.device = device
         self.most = MOST_IN_PUBLIC if public else MOST
+        self.servers = not public
         self.stops = Stops()
 
     def build(self, visit: gr.State, tab: gr.Tab) -> None:
@@ -144,15 +145,24 @@ class Explain:
 
     def open(self, visit: Visit, chosen: str | None, seen: int) -> tuple[Any, ...]:
         """What the tab shows when it is opened: the newest run if there is a newer one, else what was shown."""
-        last = visit.last
-        if last is None:
+        last, choices = visit.last, _choices(visit)
+        if last is None or not choices:
             return gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 5, 0
-        choices = _choices(visit)
         known = {value for _, value in choices}
         value = chosen if last.number == seen and chosen in known else choices[0][1]
-        shown = [gr.skip()] * 4 if value == chosen and seen else self.choose(visit, value)
+        kept = value == chosen and seen
+        shown = (gr.skip(), gr.skip(), self._costs(visit, value), gr.skip()) if kept else self.choose(visit, value)
         picked = gr.update(choices=choices, value=value)
         return gr.update(visible=False), gr.update(visible=True), picked, *shown, last.number
+
+    def _costs(self, visit: Visit, chosen: str | None) -> Any:
+        """The costs of the run that stays: servers may have been measured since."""
+        if visit.load is None:
+            return gr.skip()
+        try:
+            return _frame(costs_html(*_find(visit, chosen), visit.load, self.servers))
+        except UserError as error:
+            return _frame(sentence_html(str(error)))
 
     def choose(self, visit: Visit, chosen: str | None) -> tuple[Any, str, str, Any]:
         """Another run: its most telling round, its costs, and the check that suits it."""
@@ -162,7 +172,7 @@ class Explain:
             count = len(run.rounds)
             slider = gr.update(value=index + 1, maximum=max(2, count), visible=count > 1)
             kind = "greedy" if run.settings.temperature == 0 else "law"
-            return slider, _frame(walk(run, index)), _frame(costs_html(run, plain)), kind
+            return slider, _frame(walk(run, index)), _frame(costs_html(run, plain, visit.load, self.servers)), kind
         except Exception as error:
             return gr.update(visible=False), _frame(sentence_html(sentence(error))), "", gr.skip()
 
@@ -329,7 +339,7 @@ def _choices(visit: Visit) -> list[tuple[str, str]]:
     found = []
     for entry in reversed(visit.entries):
         drafting = [i for i, head in enumerate(entry.heads) if head["settings"]["method"] != "plain"]
-        found += [(_label(entry, i), f"{entry.number}:{i}") for i in drafting or [0]]
+        found += [(_label(entry, i), f"{entry.number}:{i}") for i in drafting or range(min(1, len(entry.heads)))]
     return found
 
 

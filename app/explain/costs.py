@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from html import escape
+from typing import Any
+
 from app.tokens.markup import milliseconds, paragraph, plural, size, table
 from core.explaining.traffic import (
     Costs,
@@ -22,14 +25,15 @@ Finding = tuple[bool | None, str, str]
 """Whether it holds here (None: cannot be told), the condition, and the numbers that decide it."""
 
 
-def costs_html(run: Run, plain: Run | None) -> str:
-    """The sections below the walk; nothing where the run drafted nothing."""
+def costs_html(run: Run, plain: Run | None, load: dict[str, Any] | None = None, servers: bool = False) -> str:
+    """The sections below the walk; nothing where the run drafted nothing. `load` is what Compare measured on running
+    servers (`core.servers.load_document`); `servers`: whether it can be measured here."""
     if not any(r.drafted for r in run.rounds):
         return ""
     costs = measure(run, plain)
     sections = [_yield(run), _why_faster(run, plain, costs)]
     if costs:
-        sections.append(_when_not(run, plain, costs))
+        sections.append(_when_not(run, plain, costs, _measured_batches(load) + (MEASURE if servers else "")))
     return "".join(sections)
 
 
@@ -166,12 +170,12 @@ def _what_is_shared(run: Run) -> str:
 # When it would not be
 
 
-def _when_not(run: Run, plain: Run | None, costs: Costs) -> str:
+def _when_not(run: Run, plain: Run | None, costs: Costs, on_servers: str) -> str:
     findings = [
         _short_output(run, plain, costs),
         _mismatch(run, costs),
         _climbing(run, costs),
-        _batches(run, costs),
+        _batches(run, costs, on_servers),
     ]
     items = "".join(_finding(*finding) for finding in findings)
     source = "the plain run beside it" if costs.plain_measured else "the cost table, for want of a plain run beside it"
@@ -241,11 +245,25 @@ def _climbing(run: Run, costs: Costs) -> Finding:
     return checking >= costs.tokens, name, numbers
 
 
-def _batches(run: Run, costs: Costs) -> Finding:
+MEASURE = ' <a href="#many-readers" data-open="many-readers">Measure it on running servers, in Compare.</a>'
+
+
+def _measured_batches(load: dict[str, Any] | None) -> str:
+    """What running servers gave where many read at once; empty where two were not measured."""
+    if not load or not load["gains"]:
+        return ""
+    names = [f"{escape(server['engine'])} {escape(server['version'] or '')}".strip() for server in load["servers"]]
+    drafting = names[load["gains"][0]["speculative"]]
+    points = ", ".join(f"{gain['readers']} → {gain['ratio']:.2f}×" for gain in load["gains"])
+    found = f" <b>Measured on your servers</b> ({drafting}): {escape(load['crossing'])}"
+    return f"{found} Speed-up by readers at once: {points}."
+
+
+def _batches(run: Run, costs: Costs, on_servers: str) -> Finding:
     name = "Many texts at once"
     speed_ups, measured = batch_speed_ups(run, costs), cost_table(run, "target")
     if not speed_ups or not measured:
-        return None, name, "The cost of larger passes was not measured."
+        return None, name, "The cost of larger passes was not measured." + on_servers
     lost = batch_limit(speed_ups)
     points = ", ".join(f"{batch} → {speed_up:.2f}×" for batch, speed_up in speed_ups if batch in (1, 4, 16, 64, 256))
     tail = (
@@ -260,5 +278,5 @@ def _batches(run: Run, costs: Costs) -> Finding:
         name if lost in (None, 1) else f"From about {lost} texts at once",
         "This page decodes one text at a time. In a batch, plain decoding shares the reading of weights already. "
         f"{tail}; predicted speed-up by texts at once: {points}. Passes over more than {max(measured.seconds)} tokens "
-        "are not measured for this but continued in a straight line.",
+        "are not measured for this but continued in a straight line." + on_servers,
     )

@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.assets import asset
 from app.header import pair_name, precisions
-from app.history.run_file import read_run_file
+from app.history.run_file import open_file
 from app.insides import PRIVATE, QUIET, on_load, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
@@ -72,6 +72,8 @@ class History:
         """An entry in the panes of the Playground, as it looked when it ended."""
         try:
             entry = visit.find(sent_with(event).get("number"))
+            if not entry.heads:
+                raise UserError("These are answers of running servers alone; choose them to see their figures.")
             value = replay_value(entry.document())
         except Exception as error:
             return gr.skip(), gr.skip(), table(visit, sentence(error), error=True)
@@ -90,7 +92,8 @@ class History:
         try:
             if not isinstance(text, str):
                 raise UserError("The file holds no text.")
-            entry = visit.add("opened", read_run_file(text), str(name or "a file")[:LONGEST_LABEL])
+            found = open_file(text)
+            entry = visit.add("opened", found.runs, str(name or "a file")[:LONGEST_LABEL], found.server_runs)
         except Exception as error:
             return table(visit, sentence(error), error=True)
         return table(visit, f"{entry.label} is open as number {entry.number}.")
@@ -114,9 +117,11 @@ def lanes(entry: Entry) -> list[list[Head]]:
 
 def row(entry: Entry) -> dict[str, Any]:
     """An entry in the list, in figures; None where there is none."""
+    if not entry.heads:
+        return _server_row(entry)
     drafting, plain = _drafting(entry), _plain(entry)
     shown = drafting[0] if drafting else plain
-    others = len(lanes(entry)) - bool(drafting) - bool(plain)
+    others = len(lanes(entry)) + len(server_lanes(entry)) - bool(drafting) - bool(plain)
     first, settings = shown[0], shown[0]["settings"]
     return {
         "number": entry.number,
@@ -143,7 +148,86 @@ def columns(entry: Entry) -> list[dict[str, Any]]:
     """
     plain = _plain(entry)
     shown = _drafting(entry) or ([plain] if plain else [])
-    return [{"settings": _settings(lane), "measured": _measured(lane, plain)} for lane in shown]
+    ours = [{"settings": _settings(lane), "measured": _measured(lane, plain)} for lane in shown]
+    return [*ours, *(_server_column(lane) for lane in server_lanes(entry))]
+
+
+def server_lanes(entry: Entry) -> list[list[Head]]:
+    """The entry's answers of running servers by lane: those of one server and model."""
+    found: dict[str, list[Head]] = {}
+    for head in entry.server_heads:
+        server = head["server"]
+        found.setdefault(json.dumps([server["address"], server["model"], head["settings"]]), []).append(head)
+    return list(found.values())
+
+
+def server_name(head: Head) -> str:
+    """Engine and version as the server reported them."""
+    server = head["server"]
+    return " ".join(part for part in (server["engine"], server["version"]) if part)
+
+
+def _server_row(entry: Entry) -> dict[str, Any]:
+    """An entry of servers' answers alone, in the list."""
+    first, *others = server_lanes(entry)
+    head = first[0]
+    return {
+        "number": entry.number,
+        "kind": entry.kind,
+        "label": entry.label,
+        "when": entry.when.isoformat(timespec="seconds"),
+        "prompt": head["prompt"][:120],
+        "pair": server_name(head),
+        "method": (head["server"]["drafter"] or "running server") + (f" + {len(others)} more" if others else ""),
+        "draft_length": None,
+        "temperature": head["settings"]["temperature"],
+        "speculative": _mean(first, "tokens_per_second"),
+        "plain": None,
+        "speedup": None,
+        "acceptance": _mean_counted(first, "acceptance_rate"),
+        "stopped": any(head["stop_reason"] == "cancelled" for head in entry.server_heads),
+    }
+
+
+def _server_column(lane: list[Head]) -> dict[str, Any]:
+    """A server's lane as a column: what it was asked, and what it and its reader measured."""
+    head = lane[0]
+    asked = head["settings"]
+    settings = {name: _setting_of(asked, key) for name, key in SETTINGS.items()}
+    return {
+        "settings": {
+            "Prompt": head["prompt"][:80] if len(lane) == 1 else f"{len(lane)} prompts",
+            "Pair": f"{server_name(head)}: {head['server']['model']}",
+            "Precision": NONE,
+            **settings,
+            "Method": head["server"]["drafter"] or "running server",
+            "Device": head["server"]["address"],
+        },
+        "measured": {
+            "Tokens/s": _shown(_mean(lane, "tokens_per_second"), "{:.0f}"),
+            "Plain tokens/s": NONE,
+            "Speed-up": NONE,
+            "Accepted": NONE,
+            "Drafts used": _shown(_mean_counted(lane, "acceptance_rate"), "{:.0%}"),
+            "Tokens per pass": _shown(_mean_counted(lane, "tokens_per_pass"), "{:.2f}"),
+            "Tokens written": f"{sum(each['metrics']['tokens'] for each in lane):,}",
+            "Prefill": NONE,
+            "Ended by": ", ".join(dict.fromkeys(each["stop_reason"] or "cancelled" for each in lane)),
+        },
+    }
+
+
+def _setting_of(asked: dict[str, Any], key: str) -> str:
+    value = asked.get(key)
+    return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _mean_counted(lane: list[Head], name: str) -> float | None:
+    """Of what the servers counted of their drafts, where they did."""
+    values = [
+        head["speculation"][name] for head in lane if head["speculation"] and head["speculation"][name] is not None
+    ]
+    return mean(values) if values else None
 
 
 def _settings(lane: list[Head]) -> dict[str, str]:

@@ -149,6 +149,8 @@ def export(entry: Entry, form: Any) -> Export:
     name = f"speculative-{entry.kind}-{entry.number}"
     if form == "json":
         return Export(f"{name}.json", "application/json", as_json(entry.document()))
+    if not entry.heads and form in ("csv", "html"):
+        raise UserError("These are answers of running servers alone, which are saved as JSON.")
     if form == "csv":
         return Export(f"{name}.csv", "text/csv", as_csv(entry.runs))
     if form == "html":
@@ -206,6 +208,8 @@ def harmless(text: str) -> str:
 def command_of(entry: Entry) -> str:
     """The line that repeats the speculative run of an entry, or its first run where none speculates."""
     runs = entry.runs
+    if not runs:
+        raise UserError("These are answers of running servers alone; there is no command that repeats them.")
     run = next((run for run in runs if run.settings.method != "plain"), runs[0])
     return command(run.settings, run.prompt)
 

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from core.errors import UserError
 from core.records import SCHEMA, Run, run_from_dict
+from core.servers import ServerRun
 
 MOST_ENTRIES = 50
 MOST_BYTES = 8 << 20
@@ -26,9 +27,10 @@ MOST_BYTES_OF_ALL = 256 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """A race, a comparison or an opened document: one or more runs that belong together.
+    """A race, a comparison or an opened document: one or more runs that belong together, answers of servers included.
 
-    `heads` are the run documents without what grows with a run: prompt cut short, no ids, texts or rounds.
+    `heads` are the run documents without what grows with a run: prompt cut short, no ids, texts or rounds;
+    `server_heads` those of servers' answers.
     """
 
     number: int
@@ -36,6 +38,7 @@ class Entry:
     packed: bytes = field(repr=False)
     heads: list[dict[str, Any]] = field(repr=False)
     label: str = ""
+    server_heads: list[dict[str, Any]] = field(default_factory=list, repr=False)
     when: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -54,15 +57,18 @@ class Visit:
     count: int = 0
     shown: int = 0
     """The number of the entry that the Playground shows."""
+    load: dict[str, Any] | None = None
+    """The newest measurement of servers with many readers (`core.servers.load_document`), without its answers."""
 
-    def add(self, kind: str, runs: Sequence[Run], label: str = "") -> Entry:
+    def add(self, kind: str, runs: Sequence[Run], label: str = "", servers: Sequence[ServerRun] = ()) -> Entry:
         """Keep runs that belong together; `label` is where opened ones came from."""
-        documents = [run.to_dict() for run in runs]
-        text = json.dumps({"schema": SCHEMA, "runs": documents}, separators=(",", ":"))
-        packed = zlib.compress(text.encode("ascii"), 3)
+        documents, answers = [run.to_dict() for run in runs], [run.to_dict() for run in servers]
+        whole = {"schema": SCHEMA, "runs": documents} | ({"server_runs": answers} if answers else {})
+        packed = zlib.compress(json.dumps(whole, separators=(",", ":")).encode("ascii"), 3)
+        heads, server_heads = [_head(document) for document in documents], [_head(answer) for answer in answers]
         with _lock:
             self.count += 1
-            entry = Entry(self.count, kind, packed, [_head(document) for document in documents], label)
+            entry = Entry(self.count, kind, packed, heads, label, server_heads)
             self.entries = _newest([*self.entries, entry])
             _visits.add(self)
             _make_room(entry)
@@ -110,6 +116,6 @@ def _make_room(newest: Entry) -> None:
 
 
 def _head(document: dict[str, Any]) -> dict[str, Any]:
-    grown = ("prompt_ids", "token_ids", "text", "rounds")
+    grown = ("prompt_ids", "token_ids", "text", "rounds", "chunks")
     kept = {key: value for key, value in document.items() if key not in grown}
     return {**kept, "prompt": document["prompt"][:500]}

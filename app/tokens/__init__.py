@@ -94,16 +94,16 @@ class Window:
 
 
 def stream(events: Iterable[dict[str, Any]], clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
-    """Values for the component, at most UPDATES_PER_SECOND of them a second while rounds come in.
+    """Values for the component, at most UPDATES_PER_SECOND of them a second while text comes in.
 
-    Only rounds are held back: whatever else happens is worth showing at once.
+    Only rounds and chunks are held back: whatever else happens is worth showing at once.
     """
     window = Window()
     waiting: list[str] = []
     shown = clock()
     for event in events:
         waiting.append(encode(event))
-        if event["e"] != "round" or clock() - shown >= 1 / UPDATES_PER_SECOND:
+        if event["e"] not in ("round", "chunk") or clock() - shown >= 1 / UPDATES_PER_SECOND:
             yield window.add(waiting)
             waiting.clear()
             shown = clock()

@@ -3,6 +3,7 @@
 import { make } from "../page/elements.js";
 import { LaneView, Lanes } from "../tokens/lanes.js";
 import { connectCard, connectHide } from "../tokens/walk.js";
+import { ServerLane } from "./server_lane.js";
 import { Table } from "./table.js";
 
 const MOST_LANES = 4;
@@ -13,6 +14,7 @@ const HINT = "Lane 1 writes here; every token says what became of it, as in the 
 class Comparison extends Lanes {
   constructor(root) {
     super(root, "comparison");
+    this.ours = {};
     this.columns = root.querySelector(".lanes");
     for (let number = 1; number <= MOST_LANES; number += 1) this.addLane(number);
     this.whole = root.querySelector(".whole");
@@ -23,6 +25,7 @@ class Comparison extends Lanes {
       this.enableStop();
     });
     this.enableStop();
+    this.axis = root.querySelector(".chart figcaption span").textContent;
     this.clear();
     this.count = Number(root.dataset.count);
     this.say("idle", EMPTY);
@@ -43,7 +46,7 @@ class Comparison extends Lanes {
     section.querySelector(".stream").setAttribute(
       "aria-label", "Output of lane " + number + ". Arrow keys walk through the tokens.");
     this.columns.append(section);
-    this.lanes[number] = new LaneView(section, "lane " + number, this.curve);
+    this.ours[number] = this.lanes[number] = new LaneView(section, "lane " + number, this.curve);
     this.name(number, "", "");
   }
 
@@ -62,6 +65,8 @@ class Comparison extends Lanes {
   take(event) {
     if (event.e === "plan") this.plan(event);
     else if (event.e === "prompt") this.prompt(event);
+    else if (event.e === "chunk") this.lanes[event.lane].add(event.chunk);
+    else if (event.e === "name") this.name(event.lane, event.name, event.models);
     else if (event.e === "fail") this.fail(event);
     else if (event.e === "result") this.result(event);
     else super.take(event);
@@ -80,7 +85,13 @@ class Comparison extends Lanes {
     this.steps.hidden = true;
     this.prompts = prompts;
     this.count = lanes.length;
-    for (const { lane, name, models } of lanes) this.name(lane, name, models);
+    for (const { lane, name, models, server } of lanes) {
+      const { pane, label } = this.ours[lane];
+      this.lanes[lane] = server ? new ServerLane(pane, label, this.curve) : this.ours[lane];
+      this.name(lane, name, models);
+    }
+    const also = lanes.some(({ server }) => server) ? "; of a server, seconds since it was asked" : "";
+    this.root.querySelector(".chart figcaption span").textContent = this.axis + also;
     this.say("starting", "Starting\u2026", notes.join(" "));
     this.fill(0, 1);
   }

@@ -1,6 +1,7 @@
 /* The table of a comparison: a row a lane, sorted by the column whose head was pressed. */
 
 import { make } from "../page/elements.js";
+import { quoted } from "../tokens/text.js";
 
 const COLUMNS = [
   { title: "lane", note: "models that it reads", value: (row) => row.lane, draw: drawLane },
@@ -8,7 +9,7 @@ const COLUMNS = [
     title: "tokens/s",
     note: "median (slowest to fastest prompt)",
     value: (row) => row.tokens_per_second?.median,
-    draw: (row) => spread(row, row.tokens_per_second, (n) => n.toFixed(n < 100 ? 1 : 0)),
+    draw: drawSpeed,
   },
   {
     title: "× plain",
@@ -20,7 +21,7 @@ const COLUMNS = [
     title: "accepted",
     note: "of the drafted tokens that were judged",
     value: (row) => row.acceptance_rate,
-    draw: (row) => [row.acceptance_rate == null ? NONE : Math.round(100 * row.acceptance_rate) + "\u2009%"],
+    draw: drawAccepted,
   },
   {
     title: "tokens per pass",
@@ -35,6 +36,22 @@ const COLUMNS = [
     value: (row) => row.identical && row.identical.same / row.identical.compared,
     draw: drawSame,
   },
+  {
+    title: "first token",
+    note: "median of prompts, milliseconds",
+    servers: true,
+    value: (row) => row.first_token_seconds,
+    draw: (row) => [milliseconds(row.first_token_seconds)],
+  },
+  {
+    title: "per token",
+    note: "median and 95th percentile, milliseconds",
+    servers: true,
+    value: (row) => row.token_seconds,
+    draw: (row) => [
+      milliseconds(row.token_seconds), ...(row.token_seconds == null ? [] : [make("small", "", "95\u2009%: " + milliseconds(row.token_seconds_p95))]),
+    ],
+  },
 ];
 const NONE = "\u2013";
 
@@ -43,6 +60,27 @@ function drawLane(row) {
   const cell = [name, make("small", "", row.pair + (row.added ? "; added as the baseline" : ""))];
   if (row.error) cell.push(make("small", "lane-error", row.error));
   return cell;
+}
+
+function drawSpeed(row) {
+  const cell = spread(row, row.tokens_per_second, (n) => n.toFixed(n < 100 ? 1 : 0));
+  if (!row.server || !row.tokens_per_second) return cell;
+  const clock = { server: "the server\u2019s clock", reader: "the reader\u2019s clock", mixed: "two clocks" }[row.server.clock];
+  return [...cell, make("small", "", row.server.counted === "chunks" ? "chunks of text, " + clock : clock)];
+}
+
+/** Servers count every drafted token, ours those that were judged. */
+function drawAccepted({ acceptance_rate: rate, server }) {
+  const share = rate == null ? NONE : Math.round(100 * rate) + "\u2009%";
+  if (!server || server.drafted == null) return [share];
+  if (!server.drafted) return [make("span", "quiet", "no drafts")];
+  const of = server.accepted + " of " + server.drafted + " drafted";
+  return [share, make("small", "", server.shared ? of + ", others\u2019 included" : of)];
+}
+
+function milliseconds(seconds) {
+  if (seconds == null) return NONE;
+  return (1000 * seconds).toFixed(seconds < 0.0995 ? 1 : 0);
 }
 
 /** A median, and beside it the range where there was more than one prompt. */
@@ -62,8 +100,21 @@ export function bytes(n) {
   return (n / size).toFixed(n < 10 * size ? 1 : 0) + "\u2009" + unit;
 }
 
-function drawSame({ identical, baseline, prompts }) {
+/** A server against another lane: as far as both texts go. */
+function drawServerSame(same) {
+  if (!same) return [NONE];
+  const { lane, same: count, compared, parting } = same;
+  if (!parting) return [compared > 1 ? "all " + compared + " as lane " + lane : "as lane " + lane];
+  const where = "from " + parting.unit + " " + (parting.position + 1);
+  const words = "\u2026" + quoted(parting.shared.slice(-12)) + " | " + quoted(parting.first.slice(0, 12)) + " \u2192 " +
+    quoted(parting.second.slice(0, 12));
+  const what = compared > 1 ? count + " of " + compared + " as lane " + lane : "differs from lane " + lane;
+  return [what, make("small", "", where + ": " + words)];
+}
+
+function drawSame({ identical, baseline, prompts, server }) {
   if (!prompts) return [NONE];
+  if (server) return drawServerSame(server.same);
   if (baseline) return [make("span", "quiet", "the baseline")];
   if (!identical) return [make("span", "quiet", "drawn by chance")];
   const { same, compared, first, logit_gap: gap } = identical;
@@ -81,7 +132,15 @@ export class Table {
     this.rows = [];
     this.by = 0;
     this.down = false;
-    this.cells = COLUMNS.map((column, i) => this.headCell(column, i));
+    this.columns = [];
+  }
+
+  /** Waiting times are shown where a server is: there they are what a reader feels. */
+  setColumns(columns) {
+    if (columns.length === this.columns.length) return;
+    this.columns = columns;
+    if (this.by >= columns.length) [this.by, this.down] = [0, false];
+    this.cells = columns.map((column, i) => this.headCell(column, i));
     this.head.replaceChildren(...this.cells);
   }
 
@@ -103,6 +162,7 @@ export class Table {
 
   show(rows, caption) {
     this.rows = rows;
+    this.setColumns(COLUMNS.filter(({ servers }) => !servers || rows.some((row) => row.server)));
     this.section.querySelector("caption").textContent = caption;
     this.section.hidden = !rows.length;
     this.draw();
@@ -113,9 +173,8 @@ export class Table {
       if (i === this.by) cell.setAttribute("aria-sort", this.down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
-    this.body.replaceChildren(...inOrder(this.rows, COLUMNS[this.by].value, this.down).map(tableRow));
+    this.body.replaceChildren(...inOrder(this.rows, this.columns[this.by].value, this.down).map((row) => tableRow(row, this.columns)));
   }
-
 }
 
 /** Rows by their `value`, lanes in turn where it is equal; rows without a figure stay last, whichever way others stand. */
@@ -128,10 +187,10 @@ export function inOrder(rows, value, down) {
   });
 }
 
-function tableRow(row) {
+function tableRow(row, columns) {
   const line = make("tr");
   line.dataset.lane = row.lane;
-  COLUMNS.forEach((column, i) => {
+  columns.forEach((column, i) => {
     const cell = make(i ? "td" : "th");
     if (!i) cell.scope = "row";
     cell.append(...column.draw(row));

@@ -19,3 +19,10 @@ export function aroundTabs() {
 export function openTab(id) {
   document.querySelector(`#tabs [role="tab"][data-tab-id="${id}"]`).click();
 }
+
+/** An accordion's head is the button before its content, and says in aria-expanded or its class whether it is open. */
+export function openAccordion(id) {
+  const head = document.querySelector(`#${id} button.label-wrap`);
+  if (!head.classList.contains("open")) head.click();
+  head.scrollIntoView({ block: "center" });
+}

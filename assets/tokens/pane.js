@@ -96,6 +96,18 @@ export class Pane {
     if (token.text.endsWith("\n")) this.line = null;
   }
 
+  /** Text that is not told token by token; `kind`: what became of its draft, where that is known. Its element. */
+  addText(text, kind) {
+    const span = make("span", "swatch");
+    if (kind) span.dataset.kind = kind;
+    fill(span, text, false);
+    if (!this.line) this.newLine();
+    this.line.append(span);
+    this.text += text;
+    if (text.endsWith("\n")) this.line = null;
+    return span;
+  }
+
   /** The one token that Tab reaches; arrow keys go on from there. */
   entry(span) {
     if (span === this.current) return span;

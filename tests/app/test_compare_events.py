@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.compare import LANE, SAME, SIDEBAR, Compare, chosen_lanes
+from app.compare import SAME, SIDEBAR, Compare, chosen_lanes
 from app.compare.events import WARM_UP_TOKENS, Comparison, compare, fetch_all, notes, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
-from app.compare.lanes import lane_names, lanes_from
+from app.compare.lanes import LANE, lane_names, lanes_from
 from app.serving.device import Device
 from app.serving.turns import guarded
 from app.settings import CONTROLS
@@ -97,14 +97,15 @@ def test_a_lane_is_as_the_sidebar_but_for_what_it_says() -> None:
 
 
 def test_what_a_lane_has_the_same_as_lane_1_is_taken_from_there() -> None:
-    first = ("other…", "owner/big", "owner/small", "nf4", "draft", 3)
-    same = (SAME, "forgotten", "", SAME, "ngram", SAME)
-    own = (SIDEBAR, "", "", "bf16", "plain", SAME)
+    nowhere = ("", "")
+    first = ("other…", "owner/big", "owner/small", "nf4", "draft", 3, *nowhere)
+    same = (SAME, "forgotten", "", SAME, "ngram", SAME, *nowhere)
+    own = (SIDEBAR, "", "", "bf16", "plain", SAME, *nowhere)
     lanes = chosen_lanes((*first, *same, *own))
     assert [tuple(lane[name] for name in LANE) for lane in lanes] == [
         first,
-        ("other…", "owner/big", "owner/small", "nf4", "ngram", 3),
-        (SIDEBAR, "", "", "bf16", "plain", 3),
+        ("other…", "owner/big", "owner/small", "nf4", "ngram", 3, *nowhere),
+        (SIDEBAR, "", "", "bf16", "plain", 3, *nowhere),
     ]
 
 

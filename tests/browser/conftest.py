@@ -18,7 +18,7 @@ import pytest
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "app"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / room) for room in ("app", "core")), str(Path(__file__).parent)]
 
 from driving import ARGUMENTS, free_port  # noqa: E402
 

@@ -10,7 +10,7 @@ import gradio as gr
 import uvicorn
 from driving import free_port, open_tab, run_to_end
 from fastapi import FastAPI
-from test_compare import choose_prompts
+from test_compare import choose, choose_prompts
 
 from app.assets import address, asset, modules
 from app.page import build, launch_options
@@ -44,6 +44,8 @@ def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str],
     left = page.evaluate(MISSING, left)
     open_tab(page, "compare")
     choose_prompts(page, "repetitive")
+    choose(page, 1, "Lane 1: pair", "a running server…")
+    page.wait_for_selector(".compare-lane .lane-server", state="visible")
     left = page.evaluate(MISSING, left)
     open_tab(page, "history")
     page.wait_for_selector(".history")

@@ -1,0 +1,213 @@
+"""Part of Compare: one or two running servers, from one reader to many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.compare.figures import entitle
+from app.compare.servers import ServerContender
+from app.insides import PRIVATE, QUIET, html_block
+from app.selectors import run_and_stop, selectors, ticks
+from app.serving.device import Device
+from app.serving.stops import Stops
+from app.serving.turns import Event, Stop, guarded, with_device
+from app.serving.visit import Visit
+from app.tokens.charts import SERIES, Chart, Style, add_line, figure
+from core.errors import UserError
+from core.servers import connect, describe_crossing, gains, load, load_document
+from core.servers.load import Load
+from core.servers.report import describe_same, label, notes, same_texts
+from core.text import Prompt
+
+READERS = (1, 2, 4, 8, 16, 32)
+STARTING_READERS = (1, 2, 4, 8)
+MOST_SERVERS = 2
+NO_SERVER = "Choose \u201ca running server\u2026\u201d as the pair of one lane above, or of two, and give its address."
+IDLE = (
+    "Every number of readers is measured in turn: so many ask at once, each again as soon as its answer is there. Of "
+    "two servers never both are asked at a time."
+)
+PLOTS = 3
+Asked = Callable[..., list[ServerContender]]
+"""The servers that the lanes name, from the values of Compare's controls."""
+
+
+class ManyReaders:
+    """The foldable part and the functions behind its buttons."""
+
+    def __init__(self, device: Device, prompts: Sequence[Prompt], asked: Asked) -> None:
+        self.device = device
+        self.prompts = prompts
+        self.asked = asked
+        self.stops = Stops()
+
+    def build(self, visit: gr.State, kind: gr.Dropdown, values: Sequence[Any]) -> None:
+        """Lay out the part; `kind` chooses among the prompts, `values` are what `asked` takes."""
+        with gr.Accordion("Many readers at once", open=False, elem_id="many-readers"):
+            with selectors("load-row"):
+                readers = ticks(
+                    "Readers at once",
+                    "How many texts the server writes at a time. One shows what speculation buys a single reader, many "
+                    "what is left of it where a batch fills the machine.",
+                    [(str(n), n) for n in READERS],
+                    STARTING_READERS,
+                    elem_id="load-readers",
+                )
+                run, stop = run_and_stop("load", "Start")
+            status = html_block(_line("idle", IDLE), elem_id="load-status")
+            with gr.Row(elem_id="load-plots"):
+                plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in range(PLOTS)]
+        gr.on(
+            [run.click],
+            self.run,
+            [readers, kind, visit, *values],
+            [status, *plots],
+            concurrency_limit=None,
+            **PRIVATE,
+        )
+        stop.click(self.stop, None, None, **QUIET)
+
+    def run(
+        self, readers: Any, kind: str, visit: Visit, request: gr.Request, *values: Any
+    ) -> Iterator[tuple[Any, ...]]:
+        """Measure; yields the status and the charts, which grow with every level."""
+        kept = [gr.skip()] * PLOTS
+        found: Load | None = None
+        with self.stops.watch(request) as stop:
+            for event in guarded(self._events(readers, kind, values, stop.is_set)):
+                if event["e"] == "step":
+                    found = measured = event["load"]
+                    yield _progress(event), *_shown(measured)
+                elif event["e"] == "error":
+                    yield _line("error", event["text"]), *kept
+                    return
+                elif event["e"] == "status":
+                    yield _line(event["kind"], event["text"]), *kept
+        if found is not None and found.levels:
+            document = load_document(found)
+            visit.load = {key: value for key, value in document.items() if key != "server_runs"}
+            yield _result(found), *_shown(found)
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop this visitor's measurement; whole levels are kept."""
+        self.stops.stop(request)
+
+    def _events(self, readers: Any, kind: str, values: tuple[Any, ...], stop: Stop) -> Iterator[Event]:
+        servers = list({(each.address, each.model): each for each in self.asked(*values)}.values())
+        if not servers:
+            raise UserError(NO_SERVER)
+        if len(servers) > MOST_SERVERS:
+            raise UserError(f"At most {MOST_SERVERS} servers are measured together; more lanes than that name one.")
+        if not isinstance(readers, list) or not readers:
+            raise UserError("Choose at least one number of readers.")
+        prompts = [each.text for each in self.prompts if kind == each.kind] or [each.text for each in self.prompts]
+        yield {"e": "status", "kind": "running", "text": "Connecting\u2026"}
+        found = [connect(each.address, each.model) for each in servers]
+
+        def work() -> Iterator[Event]:
+            for step in load(found, prompts, servers[0].settings, readers, stop):
+                yield {"e": "step", "done": step.done, "total": step.total, "text": step.label, "load": step.load}
+
+        yield from with_device(self.device, stop, work)
+
+
+def _line(kind: str, text: str) -> str:
+    role = "alert" if kind == "error" else "status"
+    return f'<div class="load-line" data-kind="{kind}"><p role="{role}">{escape(text)}</p></div>'
+
+
+def _progress(event: Event) -> str:
+    done, total = event["done"], event["total"]
+    bar = f'<progress max="{total}" value="{done}" aria-label="Levels measured"></progress>'
+    said = f"<p role='status'><b>{done} of {total}</b> {escape(event['text'])}</p>"
+    return f'<div class="load-line" data-kind="running">{said}{bar}</div>'
+
+
+def _result(found: Load) -> str:
+    """What the figures say, the crossing first."""
+    first = (
+        describe_crossing(gains(found)) or "One server alone: name its plain counterpart in another lane to compare."
+    )
+    said = [*(describe_same(each, found) for each in same_texts(found)), *notes(found)]
+    if found.stopped:
+        said.insert(0, "Stopped early: only what was measured until then is shown.")
+    more = "".join(f"<p>{escape(each)}</p>" for each in said)
+    return f'<div class="load-line" data-kind="finished"><p role="status"><b>{escape(first)}</b></p>{more}</div>'
+
+
+# Charts
+
+
+def _shown(found: Load) -> list[Any]:
+    figures = (speed_by_readers(found), gain_by_readers(found), acceptance_by_readers(found))
+    return [gr.update(value=each, visible=each is not None) for each in figures]
+
+
+def speed_by_readers(found: Load) -> Chart | None:
+    """Tokens per second in all and per reader, of each server; None before the first level."""
+    if not found.levels:
+        return None
+    chart = _chart("tokens per second", "How much is written in all, and for each reader?", "load", found)
+    for server, style in zip(range(len(found.servers)), SERIES):
+        levels = [each for each in found.of(server) if each.tokens_per_second]
+        name = label(found, server)
+        readers = [each.readers for each in levels]
+        if levels:
+            add_line(
+                chart, f"{name}: in all", readers, [each.tokens_per_second or 0 for each in levels], style, digits=1
+            )
+        own = [each for each in levels if each.per_reader]
+        if own:
+            spread = [(each.per_reader.min, each.per_reader.max) for each in own if each.per_reader]
+            middle = [each.per_reader.median for each in own if each.per_reader]
+            thin = Style(style.colour, f"{style.symbol}-open", "dot")
+            add_line(chart, f"{name}: per reader", [each.readers for each in own], middle, thin, spread, digits=1)
+    return chart
+
+
+def gain_by_readers(found: Load) -> Chart | None:
+    """The speed-up of the speculative server over the plain one; None unless there are two."""
+    ratios = gains(found)
+    if not ratios:
+        return None
+    chart = _chart("times the plain server's tokens/s", "What does speculation buy at so many readers?", "gain", found)
+    add_line(
+        chart, "speed-up", [each.readers for each in ratios], [each.ratio for each in ratios], SERIES[0], unit="\u00d7"
+    )
+    chart.add_hline(y=1, line={"color": "#7a7a76", "width": 1, "dash": "dash"})
+    chart.update_layout(showlegend=False)
+    return chart
+
+
+def acceptance_by_readers(found: Load) -> Chart | None:
+    """Accepted \u00f7 drafted of each server that drafts; None where none says."""
+    drawn = [
+        (
+            server,
+            [each for each in found.of(server) if each.speculation and each.speculation.acceptance_rate is not None],
+        )
+        for server in range(len(found.servers))
+    ]
+    if not any(levels for _, levels in drawn):
+        return None
+    chart = _chart("accepted \u00f7 drafted", "Are drafts still accepted when many read?", "acceptance", found)
+    for server, levels in drawn:
+        rates = [each.speculation.acceptance_rate or 0 for each in levels if each.speculation]
+        if levels:
+            add_line(chart, label(found, server), [each.readers for each in levels], rates, SERIES[server])
+    chart.update_yaxes(range=[0, 1.04], tickformat=".0%")
+    chart.update_layout(showlegend=True)
+    return chart
+
+
+def _chart(y: str, title: str, name: str, found: Load) -> Chart:
+    """An empty chart over the numbers of readers, each as far from the next as it is a doubling."""
+    chart = figure("readers at once", y, name)
+    entitle(chart, title)
+    chart.update_xaxes(type="log", tickvals=found.readers, ticktext=[str(n) for n in found.readers])
+    chart.update_layout(showlegend=True)
+    return chart

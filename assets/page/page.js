@@ -1,6 +1,7 @@
-/* Page-wide habits: Run in focus when the page opens, its keys and those of Stop, the help strip of the sidebar, the sidebar
-   shut on a phone. */
+/* Page-wide habits: Run in focus when the page opens, its keys, those of Stop and of the chips, the help strip of the
+   sidebar, the sidebar shut on a phone. */
 
+import { connectChips } from "./chips.js";
 import { infoOf, shutSidebar } from "./gradio.js";
 import { connectPresentation } from "./present.js";
 
@@ -41,6 +42,7 @@ export function mount() {
   whenThere("#watch", (watch) => (watch.title = "The run below at reading pace, both lanes on one slowed clock; runs first where there is none"));
   whenThere("#stop", (stop) => (stop.disabled = document.documentElement.dataset.race !== "busy"));
   whenThere("#run", (run) => run.focus({ preventScroll: true }));
+  whenThere("#prompt-note", connectChips);
   connectPresentation();
   whenThere("#sidebar", (sidebar) => {
     connectHelp(sidebar);

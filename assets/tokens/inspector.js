@@ -236,7 +236,7 @@ export function scale(ratio, draw) {
   const x = (value) => 8 + 284 * value;
   const svg = shape("svg", { class: "scale", viewBox: "0 0 300 44", role: "img" });
   svg.setAttribute("aria-label", "drew " + probability(draw) + ", accepted below " + probability(ratio));
-  const end = (value) => (value < 0.12 ? "start" : value > 0.88 ? "end" : "middle");
+  const end = (value) => (value < 0.25 ? "start" : value > 0.75 ? "end" : "middle");
   svg.append(
     shape("rect", { class: "scale-all", x: x(0), y: 16, width: 284, height: 10, rx: 2 }),
     shape("rect", { class: "scale-accept", x: x(0), y: 16, width: 284 * ratio, height: 10, rx: 2 }),

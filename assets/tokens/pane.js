@@ -132,9 +132,10 @@ export class Pane {
 
   end(run) {
     this.section.dataset.state = run.stop_reason === "cancelled" ? "stopped" : "done";
-    const words = { eos: "end of text", length: "length reached", cancelled: "stopped" };
-    const how = words[run.stop_reason] ?? "not finished";
-    this.note.textContent = run.metrics.new_tokens + " tokens in " + run.metrics.seconds.toFixed(2) + " s, " + how;
+    const ends = { eos: "end of text", length: "length reached", cancelled: "stopped" };
+    const how = ends[run.stop_reason] ?? "not finished";
+    const words = run.metrics.new_tokens + " tokens in " + run.metrics.seconds.toFixed(2) + " s,";
+    this.note.replaceChildren(make("span", "", words), " ", make("span", "", how));
     this.section.querySelector(".bar").title = how;
   }
 

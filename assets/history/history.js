@@ -3,7 +3,6 @@
 import { make } from "../page/elements.js";
 
 const LARGEST_FILE = 16e6;
-const EMPTY = "Nothing has run yet in this visit. Press Run in the Playground, or open a file that was saved as JSON.";
 const DASH = "\u2013";
 
 const fixed = (digits, unit = "") => (value) => (value == null ? DASH : value.toFixed(digits) + unit);
@@ -31,6 +30,12 @@ export function inOrder(rows, { key, down }) {
     return (down ? -found : found) || b.number - a.number;
   };
   return [...rows].sort(order);
+}
+
+/** What the buttons that are greyed out wait for. */
+function waits(chosen) {
+  if (!chosen) return "Tick one entry to save it or to copy its command, two or more to see them beside each other.";
+  return chosen > 1 ? "Saving and copying take one entry at a time: leave one ticked." : "";
 }
 
 class History {
@@ -95,7 +100,8 @@ class History {
   draw() {
     const focused = document.activeElement?.closest?.(".history-list [data-number]")?.dataset.number;
     const kind = document.activeElement?.tagName;
-    this.root.querySelector(".history-empty").textContent = this.rows.length ? "" : EMPTY;
+    this.root.querySelector(".history-empty").hidden = this.rows.length > 0;
+    for (const [name, tool] of Object.entries(this.tools)) tool.hidden = name !== "open" && !this.rows.length;
     this.root.querySelector(".history-scroll").hidden = !this.rows.length;
     for (const cell of this.root.querySelectorAll(".history-list th[data-key]")) {
       if (cell.dataset.key !== this.sort.key) cell.removeAttribute("aria-sort");
@@ -153,6 +159,7 @@ class History {
     for (const one of ["json", "csv", "html", "command"]) this.tools[one].disabled = this.chosen.size !== 1;
     this.tools.remove.disabled = !this.chosen.size;
     this.tools.clear.disabled = !this.rows.length;
+    this.root.querySelector(".history-waits").textContent = this.rows.length ? waits(this.chosen.size) : "";
     const columns = this.sorted().filter((row) => this.chosen.has(row.number)).flatMap((row) =>
       row.columns.map((column, index) => ({ ...column, name: `#${row.number}` + (row.columns.length > 1 ? ` lane ${index + 1}` : "") })));
     const section = this.root.querySelector(".history-beside");

@@ -70,10 +70,10 @@ export class Race extends Lanes {
       this.asked = this.incoming;
       this.inspector.close();
       this.clear();
-      this.lanes.speculative.pane.hint("Speculation is off.");
       super.open(name, run);
       this.root.dispatchEvent(new Event("shown"));
     } else super.open(name, run);
+    this.root.toggleAttribute("data-alone", !this.documents.speculative);
   }
 
   clear() {

@@ -121,7 +121,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         take_away.connect(page, prompt, controls, visit)
         offer_generate(partial(_race, engine, device, admitted), controls)
         picker.connect(page, controls, visit)
-        playground.follow(controls["pair"], picker.choices)
+        playground.follow(controls, picker.choices)
         _keep_header_true(engine, environment, header, controls, playground)
     return page
 

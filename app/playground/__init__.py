@@ -17,12 +17,11 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, guarded
 from app.serving.visit import Visit
-from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, prompt_text, settings_from
+from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar.picker import Choice
 from app.tokens import stream, token_stream
 from core.errors import UserError
 from core.records import SCHEMA, Run
-from core.settings import POCKET_NAME
 from core.text import Prompt, read_prompts
 
 FALLBACK = Prompt("merge sort", 'def merge_sort(items):\n    """Return the items in ascending order."""\n')
@@ -125,16 +124,34 @@ class Playground:
         stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")
         return prompt, race
 
-    def follow(self, pair: gr.Dropdown, choices: dict[str, Choice]) -> None:
-        """Show the chips that suit the pair chosen: code to go on with for the bundled one, messages for others."""
+    def follow(self, controls: dict[str, Any], choices: dict[str, Choice]) -> None:
+        """Show the chips that suit the pair: messages for a chat model, code to go on with for others."""
+        named = [controls[name] for name in ("pair", *PAIR_CONTROLS)]
 
-        def show(chosen: str) -> list[Any]:
-            choice = choices.get(chosen)
-            bundled = choice is not None and choice.target == POCKET_NAME
-            chat = self.engine.chat if chosen == "default" else not bundled
-            return [gr.update(visible=chat == each) for each in self._rows]
+        def show(chosen: str, *values: Any) -> list[Any]:
+            chat = self.answers(choices.get(chosen), dict(zip(PAIR_CONTROLS, values)))
+            return [gr.skip() if chat is None else gr.update(visible=chat == each) for each in self._rows]
 
-        pair.change(show, pair, list(self._rows.values()), **QUIET)
+        options: dict[str, Any] = {"fn": show, "inputs": named, "outputs": list(self._rows.values()), **QUIET}
+        gr.on([controls["pair"].change, controls["target"].change], **options)
+        self.finished.then(**options)
+
+    def answers(self, choice: Choice | None, named: dict[str, Any]) -> bool | None:
+        """Whether the target chosen answers messages; None where that is not known before it is loaded. `choice` goes
+        before the models that are `named`, unless it is one to be typed."""
+        if choice is not None and choice.target:
+            named = {**named, "target": choice.target, "draft": choice.draft, "revision": ""}
+        try:
+            settings = pair_from(self.engine.settings, **named)
+        except UserError:  # the run will say it
+            return None
+        if settings.target == self.engine.settings.target:
+            return self.engine.chat
+        if settings.target is None:
+            return False
+        if (pair := self.engine.loaded(settings)) is not None:
+            return bool(self.engine.environment(pair)["target"].get("chat"))
+        return True if choice is not None and choice.target else None
 
     @staticmethod
     def _chips(

@@ -31,6 +31,10 @@ def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str],
     left = page.evaluate(SELECTORS, asset("page/gradio.css"))
     assert len(left) > 50
     left = page.evaluate(MISSING, left)
+    page.click("#gpu input")
+    page.get_by_role("option").nth(1).click()
+    page.wait_for_selector("#outlook .outlook")
+    left = page.evaluate(MISSING, left)
     open_tab(page, "explain")
     page.wait_for_selector("#explain-empty .lead")
     left = page.evaluate(MISSING, left)

@@ -31,6 +31,7 @@ def test_the_header_follows_the_controls(page: Any) -> None:
     assert status(page).startswith("Press Run: the target writes alone")
     run_to_end(page)
     assert "Speculation is off" in status(page)
+    assert page.locator("#speculative-stream, .race .numbers").locator("visible=true").count() == 0
     assert page.locator("#plain-stream .t").count() == 128
 
 
@@ -248,11 +249,25 @@ def test_a_closed_tab_frees_the_device(scripted: tuple[Any, str], engine: Any, v
     assert status(page).startswith("Identical")
 
 
-def test_chips_fill_the_prompt(page: Any) -> None:
-    chip = page.locator(".prompt-chips:visible .chip").nth(1)
+def test_chips_are_one_stop_and_fill_the_prompt_which_grows(page: Any) -> None:
+    chips = page.locator(".prompt-chips:visible .chip")
+    focused = "document.activeElement.textContent.trim()"
     before = page.input_value("#prompt textarea")
-    chip.click()
+    chips.first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) == chips.nth(1).inner_text()
+    assert [chips.nth(i).get_attribute("tabindex") for i in range(3)] == ["-1", "0", "-1"]
+    page.keyboard.press("Enter")
     page.wait_for_function("before => document.querySelector('#prompt textarea').value !== before", arg=before)
+    page.keyboard.press("End")
+    assert page.evaluate(focused) == chips.last.inner_text()
+    page.keyboard.press("Tab")
+    assert not page.evaluate("document.activeElement.matches('.prompt-chips .chip')")
+    heights = []
+    for lines in (1, 5, 60):
+        page.fill("#prompt textarea", "a line\n" * lines)
+        heights.append(page.locator("#prompt textarea").bounding_box()["height"])
+    assert heights[0] < heights[1] < heights[2] < 200
 
 
 def test_controls_explain_themselves(page: Any) -> None:
@@ -268,7 +283,7 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
     run_to_end(page)
     places = [page.locator(f"#{lane}-stream").bounding_box() for lane in ("speculative", "plain")]
     assert all(box["y"] >= 0 and box["y"] + box["height"] <= 844 for box in places), "both lanes at once"
-    assert page.locator('#tabs [role="tab"]:visible').count() == 5
+    assert page.locator('#tabs [role="tab"]:visible').count() == 6
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
     speculative, plain = page.locator("#speculative-stream"), page.locator("#plain-stream")

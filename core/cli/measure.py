@@ -40,7 +40,13 @@ def add(commands: Commands) -> None:
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
     bench.add_argument("--repeats", type=int, default=3, metavar="R")
     bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
-    bench.add_argument("--server", action="append", default=[], metavar="URL", help="a running server; again for more")
+    bench.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a running server; again for more. A key in PLAYGROUND_SERVER_KEY is sent to each of them",
+    )
     bench.add_argument("--concurrency", metavar="N,N", help="readers at once of each server: 1,2,4,8 (default: 1)")
     add_json(bench, "bench document")
     bench.set_defaults(run=run_bench)

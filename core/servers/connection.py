@@ -1,7 +1,7 @@
 """HTTP to one server: to the address that was given and nowhere else, within bounds of size and time.
 
 Whatever goes wrong on the other side is one UserError. The key is read from the environment for each connection, sent
-to that address only, and struck out of whatever comes back.
+to every address that the user named and to no other, and struck out of whatever comes back.
 """
 
 from __future__ import annotations

@@ -168,6 +168,8 @@ class Listener:
         """No answer has more tokens than were asked for: a larger count is none."""
         self.ended = False
         """Whether the server said that the answer is complete."""
+        self.plain = False
+        """Whether the server said that nothing drafted for this answer."""
 
     def hear(self, seconds: float, event: Any) -> ServerChunk | None:
         """Take one event; the chunk of text it brought, if any."""
@@ -285,6 +287,7 @@ class LlamaListener(Listener):
         drafter = name(within(within(event, "generation_settings"), "speculative.types"))
         run.server = replace(run.server, drafter=None if drafter == "none" else drafter)
         run.timings, run.speculation = timings_of_llama(timings), of_llama(timings)
+        self.plain = drafter == "none" and run.speculation is None  # an older build says nothing of a drafter
         if run.speculation is None and run.server.drafter and run.timings:
             run.speculation = speculation("this answer's timings", 0, 0, 0, ())  # counts of nothing are left out
         elif run.speculation and self._known and sum(self._steps) == run.speculation.accepted:

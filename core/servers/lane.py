@@ -49,15 +49,20 @@ def ask(connection: Connection, run: ServerRun, stop: Stop = never, counted: boo
         return
     if not heard.ended:
         raise UserError(f"{connection.address} hung up before the answer was complete.")
-    if run.speculation is None and before is not None and (after := counters(connection, server)) is not None:
+    if (
+        run.speculation is None
+        and not heard.plain
+        and before is not None
+        and (after := counters(connection, server)) is not None
+    ):
         run.speculation = between(before, after)
     if run.speculation:
         run.speculation = per_pass(run.speculation, run.new_tokens)
-    run.missing += _missing(run)
+    run.missing += _missing(run, heard.plain)
 
 
-def _missing(run: ServerRun) -> list[str]:
-    """What this answer does not tell, in words."""
+def _missing(run: ServerRun, plain: bool) -> list[str]:
+    """What this answer does not tell, in words; of speculation nothing is lacking where it is said to be `plain`."""
     found = []
     if run.new_tokens is None:
         found.append("number of tokens")
@@ -67,7 +72,7 @@ def _missing(run: ServerRun) -> list[str]:
         found.append("token ids")
     if any(chunk.outcomes is None for chunk in run.chunks):
         found.append("which tokens were drafted")
-    return found + missing_of(run.speculation)
+    return found if plain else found + missing_of(run.speculation)
 
 
 class ServerLane:

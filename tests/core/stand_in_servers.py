@@ -34,6 +34,8 @@ class StandInServer:
     """Whether answers count their own speculation, step by step."""
     counters: bool = True
     """Whether /metrics is served."""
+    named: bool = True
+    """Whether llama.cpp's answers name what drafted, "none" included."""
     failing: int = 0
     """So many streams answer 503 first."""
     requests: list[tuple[str, str, dict]] = field(default_factory=list)
@@ -216,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
                 timings |= {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
                 tokens = [100 + at - 1] if body.get("return_tokens") else []
                 yield {"content": it.words[at - 1], "tokens": tokens, "stop": False, "timings": timings}
-        settings = {"speculative.types": kind}
+        settings = {"speculative.types": kind} if it.named else {}
         yield {
             **{"content": "", "tokens": [], "stop": True, "stop_type": "eos", "tokens_evaluated": 5},
             **{"generation_settings": settings, "timings": timings},

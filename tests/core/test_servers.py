@@ -95,6 +95,18 @@ def test_own_timings_of_the_server_are_used_and_named():
     assert own.server.drafter == "draft-simple" and "the server's own timings" in read.missing
 
 
+def test_of_plain_decoding_nothing_is_missing_where_the_server_says_that_it_drafts_with_nothing():
+    with stand_in_server("llama.cpp", steps=()) as it:
+        run = answer(it.address)
+        asked = [path for _, path, _ in it.requests]
+        it.named = False  # as older builds, which may draft all the same
+        unsaid = answer(it.address)
+    assert (run.server.drafter, run.speculation) == (None, None) and "speculation" not in run.missing
+    assert {outcome for chunk in run.chunks for outcome in chunk.outcomes} == {"plain"}
+    assert asked[-1] == "/completion"  # its counters are not asked again
+    assert unsaid.speculation is None and "speculation" in unsaid.missing
+
+
 def test_settings_reach_the_server_as_it_calls_them():
     settings = Settings(
         max_new_tokens=7, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, ignore_eos=True, system="Be brief."
@@ -190,7 +202,7 @@ def test_time_and_sizes_are_bounded(monkeypatch):
             connect(it.address)
 
 
-def test_the_key_is_sent_and_never_kept(monkeypatch):
+def test_the_key_is_sent_and_never_kept(monkeypatch, capsys):
     key = "sk-very-secret-key"
     with stand_in_server("vLLM", key=key) as it:
         with pytest.raises(UserError, match=KEY_VARIABLE):
@@ -206,6 +218,9 @@ def test_the_key_is_sent_and_never_kept(monkeypatch):
     assert key not in str(raised.value) and "out of memory" in str(raised.value)
     assert key not in json.dumps(run.to_dict()) and key not in repr(run)
     assert it.authorisations[-1] == f"Bearer {key}"
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    assert KEY_VARIABLE in capsys.readouterr().out  # which says whom it is sent to
     monkeypatch.setenv(KEY_VARIABLE, "two\nlines")
     with pytest.raises(UserError, match="no key has") as raised:
         Connection(it.address)

@@ -1,8 +1,11 @@
 """The same pair, method and draft length in other engines: commands to run, and what each engine cannot do.
 
-vLLM's were run with vLLM 0.32 (tests/interop/serve_in_vllm.py); the others are checked against the documentation of
-SGLang (speculative_decoding.md), llama.cpp (`llama-server --help`) and transformers 5 (assisted_decoding.md) in
-November 2026.
+Run, on CPUs: on vLLM 0.32 those for n-grams, for a head (eagle3), also with probabilistic drafts, and for a draft model
+with probabilistic drafts, asked greedily (the first two again by tests/interop/serve_in_vllm.py); on llama.cpp, build
+11549, those for n-grams and, at a temperature, for a draft model, their flags as parameters of its server, without the
+conversions (tests/real/test_production.py); in transformers every script (tests/app/test_tune.py).
+Not run, but checked in November 2026 against the documentation: SGLang's (speculative_decoding.md), llama.cpp's for
+heads (docs/speculative.md) and its conversions, and vLLM's other forms (--quantization, use_heterogeneous_vocab).
 """
 
 from __future__ import annotations
@@ -127,6 +130,10 @@ def vllm(deployment: Deployment) -> Recipe:
     notes += _one_drafter(deployment)
     if deployment.quantised:
         notes.append("The draft is loaded as it was published; --quantization is the target's.")
+    notes.append(
+        "It counts drafts under /metrics; with --per-request-spec-decode-metrics detailed each answer tells what every "
+        "pass accepted."
+    )
     words = ["vllm", "serve", deployment.target, "--dtype", DTYPES[deployment.precision]]
     words += ["--quantization", "bitsandbytes"] if deployment.quantised else []
     return Recipe("vLLM", _lines(words, ["--speculative-config", json.dumps(config)]), notes=notes)
@@ -161,12 +168,13 @@ def sglang(deployment: Deployment) -> Recipe:
         return Recipe("SGLang", "", notes=[_missing("SGLang", deployment.method)])
     speculative += ["--speculative-num-draft-tokens", str(length + 1)]
     notes.insert(0, f"{length + 1} tokens are verified in a pass: the draft and the token it continues.")
-    return Recipe("SGLang", _lines(words, speculative), notes=notes + _one_drafter(deployment))
+    notes += [*_one_drafter(deployment), "With --enable-metrics it counts drafts under /metrics."]
+    return Recipe("SGLang", _lines(words, speculative), notes=notes)
 
 
 def llama_cpp(deployment: Deployment) -> Recipe:
-    method = deployment.settings.method  # llama-server can mix the two drafters
-    if method not in ("draft", "ngram", "ngram+draft"):
+    method = deployment.settings.method  # llama-server can mix n-grams and a draft model
+    if method not in ("draft", "ngram", "ngram+draft", "head", "head-tree"):
         return Recipe("llama.cpp", "", notes=[_missing("llama-server", method)])
     notes = ["Models must be GGUF files: the first commands make them, with the scripts of a llama.cpp checkout."]
     conversions, target = _gguf(deployment.target, "target", deployment.quantised)
@@ -190,14 +198,29 @@ def llama_cpp(deployment: Deployment) -> Recipe:
         options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
         notes.append("Older builds call these --draft-max and --draft-p-min, without --spec-type.")
         if deployment.settings.temperature > 0:
+            options += ["--spec-draft-sampling", "probabilistic"]
             notes.append(
-                "A drafted token stands where it equals the one llama.cpp draws itself: at a temperature fewer stand "
+                "At a temperature fewer drafts stand than were measured here: in build 11549 a model that drafted for "
+                "itself at temperature 1 had 11 of 36 accepted. Builds before 11368 lack --spec-draft-sampling."
+            )
+    if deployment.method == "head":
+        more, head = _gguf_of_head(deployment)
+        conversions += more
+        serve += ["-md", head]
+        types.append("draft-eagle3")
+        options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
+        notes.append("Not run here. llama.cpp reads heads for the families that its docs/speculative.md names.")
+        notes += _one_drafter(deployment)
+        if deployment.settings.temperature > 0:
+            notes.append(
+                "A head's token stands where it equals the one llama.cpp draws itself: at a temperature fewer stand "
                 "than were measured here."
             )
     if deployment.quantised:
         notes.append("GGUF has no NF4; Q4_K_M is the nearest, and its acceptance and speed will differ.")
     if deployment.settings.target is None:
         notes.append("The bundled weights are stored in NF4, which the converter does not read: dequantise them first.")
+    notes.append("Each answer counts its drafts; with --metrics the server also counts them under /metrics.")
     lines = [shlex.join(words) for words in conversions]
     lines.append(_lines(serve, ["--spec-type", ",".join(types), *options]))
     return Recipe("llama.cpp", "\n".join(lines), notes=notes)
@@ -266,6 +289,18 @@ def _gguf(place: str, role: str, quantised: bool) -> tuple[list[list[str]], str]
     source = ["--remote", place] if HUB_ID.fullmatch(place) else [place]
     convert = ["python", "convert_hf_to_gguf.py", *source, "--outtype", "bf16", "--outfile", whole]
     return ([convert, ["llama-quantize", whole, small, "Q4_K_M"]], small) if quantised else ([convert], whole)
+
+
+def _gguf_of_head(deployment: Deployment) -> tuple[list[list[str]], str]:
+    """The commands that make a GGUF file of a head, which takes its tokens and layers from its target's folder."""
+    whole, downloads, folders = "head-bf16.gguf", [], []
+    for role, place in (("target", deployment.target), ("head", deployment.draft)):
+        on_hub = bool(HUB_ID.fullmatch(place))
+        downloads += [["hf", "download", place, "--local-dir", role]] if on_hub else []
+        folders.append(role if on_hub else place)
+    target, head = folders
+    convert = ["python", "convert_hf_to_gguf.py", head, "--target-model-dir", target]
+    return [*downloads, [*convert, "--outtype", "bf16", "--outfile", whole]], whole
 
 
 def _tokenizer(variable: str, place: str) -> str:

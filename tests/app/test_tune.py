@@ -199,7 +199,9 @@ def test_llama_cpp_converts_both_models_first():
     assert "-md draft-q4_k_m.gguf" in serve and "--spec-draft-n-max 4" in serve
     assert "--draft-max" not in recipe.command  # removed from llama-server
     mixed = llama_cpp(Deployment(replace(HUB, method="ngram+draft"), 4, "bf16", "bf16")).command
-    assert "--spec-type ngram-simple,draft-simple" in mixed
+    assert "--spec-type ngram-simple,draft-simple" in mixed and "--spec-draft-sampling" not in mixed
+    warm = llama_cpp(Deployment(replace(HUB, temperature=0.7), 4, "bf16", "bf16"))
+    assert "--spec-draft-sampling probabilistic" in warm.command
 
 
 def test_a_trained_head_is_eagle3_elsewhere():
@@ -217,8 +219,18 @@ def test_a_trained_head_is_eagle3_elsewhere():
     assert "from this repository's folder" in placeholders(bundled)
     tree = replace(head, settings=replace(head.settings, method="head-tree"))
     assert '"method": "eagle3"' in vllm(tree).command and any("chain" in note for note in vllm(tree).notes)
-    for engine in (llama_cpp, transformers):
-        assert not engine(head).command and engine(head).notes
+    *conversions, serve = llama_cpp(tree).command.replace(" \\\n   ", "").splitlines()
+    assert "hf download org/head --local-dir head" in conversions
+    assert "convert_hf_to_gguf.py head --target-model-dir target" in conversions[-1]
+    assert "-md head-bf16.gguf --spec-type draft-eagle3 --spec-draft-n-max 4" in serve
+    assert any("Not run here" in note for note in llama_cpp(tree).notes)
+    assert not transformers(head).command and transformers(head).notes
+
+
+def test_where_each_engine_counts_is_said():
+    for engine, flag in ((vllm, "--per-request-spec-decode-metrics detailed"), (sglang, "--enable-metrics")):
+        assert any(flag in note for note in engine(Deployment(HUB, 4, "bf16", "bf16")).notes)
+    assert any("--metrics" in note for note in llama_cpp(Deployment(HUB, 4, "bf16", "bf16")).notes)
 
 
 @pytest.mark.parametrize("method", ["early-exit", "tree"])

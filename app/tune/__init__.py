@@ -86,6 +86,8 @@ class Tune:
             "ratio_to_plain" and "tokens_per_second" with their spread, "acceptance_rate", "accepted_by_position" and
             what three formulas "predicted"), "best" by temperature, "costs" (seconds of a pass by its tokens).
         """
+        if not isinstance(prompts, list | None) or not all(isinstance(prompt, str) for prompt in prompts or []):
+            raise gr.Error("prompts is a list of texts.", print_exception=False)
         controls = {**{name: getattr(self.engine.settings, name) for name in CONTROLS}, **controls}
         plan = (
             list(STARTING_LENGTHS) if draft_lengths is None else draft_lengths,

@@ -49,7 +49,7 @@ class ReplayLane {
     this.waiting = [];
     this.scrolled = pane.stream.scrollTop;
     this.followed = pane.following;
-    this.noted = pane.note.textContent;
+    this.noted = [...pane.note.childNodes];
     this.tally = new Tally(run);
     this.tally.prefill = this.prefill;
   }
@@ -98,7 +98,7 @@ class ReplayLane {
   leave() {
     this.showTokens(this.spans.length);
     this.waiting.forEach((span) => span.classList.remove("pending"));
-    this.pane.note.textContent = this.noted;
+    this.pane.note.replaceChildren(...this.noted);
     this.pane.following = this.followed;
     this.pane.stream.scrollTop = this.scrolled;
   }

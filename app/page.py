@@ -118,9 +118,9 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
                 History().build(visit, race, tabs, tab)
         # Gradio lets a state go with its tab once it was set; one that was only changed would stay for ever.
         page.load(lambda visit: visit, visit, visit, **QUIET)
-        take_away.connect(page, prompt, controls, visit)
+        opened = take_away.connect(page, prompt, controls, visit)
         offer_generate(partial(_race, engine, device, admitted), controls)
-        picker.connect(page, controls, visit)
+        picker.connect(page, controls, visit, opened)
         playground.follow(controls, picker.choices)
         _keep_header_true(engine, environment, header, controls, playground)
     return page

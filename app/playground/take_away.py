@@ -23,6 +23,7 @@ from urllib.parse import parse_qs
 from uuid import uuid4
 
 import gradio as gr
+from gradio.events import Dependency
 
 from app.assets import asset
 from app.insides import PRIVATE, calling, give, on_load, sent_with
@@ -81,21 +82,24 @@ class TakeAway:
             start=[],
         )
 
-    def connect(self, page: gr.Blocks, prompt: gr.Textbox, controls: dict[str, Any], visit: gr.State) -> None:
-        """Follow the controls, read the address when the page opens, answer the buttons."""
+    def connect(self, page: gr.Blocks, prompt: gr.Textbox, controls: dict[str, Any], visit: gr.State) -> Dependency:
+        """Follow the controls, read the address when the page opens, answer the buttons. The event that ends once the
+        controls are as the address has them."""
         self.controls = controls
         self.prompt = prompt
         inputs = [prompt, *(controls[name] for name in CONTROLS)]  # as NAMES has them
         give(self.bar, start=[each.value for each in inputs])
         gr.on([each.change for each in inputs], None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
-        page.load(
+        opened = page.load(
             self.read_address,
             self.bar,
             [*inputs, self.bar],
             js=calling(SCRIPT, "settingsInAddress", list(NAMES)),
             **PRIVATE,
-        ).then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
+        )
+        opened.then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
         self.bar.take(self.take, [visit, *inputs], self.bar, concurrency_limit=2, **PRIVATE)
+        return opened
 
     def read_address(self, query: str) -> dict[Any, Any]:
         """What the page's address says, into the controls; what it cannot mean, into a sentence each."""

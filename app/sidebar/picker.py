@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.events import Dependency
 
 from app.header import short_pair
 from app.insides import PRIVATE, QUIET, html_block
@@ -138,19 +139,15 @@ class Picker:
         controls["draft_precision"] = control("draft_precision", self.engine.settings, render=False)
         return controls
 
-    def connect(self, page: gr.Blocks, controls: dict[str, Any], visit: gr.State) -> None:
-        """Fill the fields when a pair is chosen; then look at it, without a turn on the device: its card, what it would
-        be like on another GPU, and the controls that depend on it."""
+    def connect(self, page: gr.Blocks, controls: dict[str, Any], visit: gr.State, opened: Dependency) -> None:
+        """Fill the fields when a pair is chosen, and choose the pair that a link filled in (`opened`); then look at it,
+        without a turn on the device: its card, what it would be like on another GPU, and the controls that depend on
+        it."""
         fields = [controls[name] for name in NAMED]
         controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
         named = [controls[name] for name in ("pair", "target", "draft")]
-        gr.on(
-            [controls["target"].change, controls["draft"].change],
-            self.recognise,
-            named,
-            [controls["pair"], *fields],
-            **QUIET,
-        )
+        # Not when a field changes: while `fill` is on its way, one is of the new pair and one of the old.
+        opened.then(self.recognise, named, [controls["pair"], *fields], **QUIET)
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
         typed = [event for field in fields for event in (field.submit, field.blur)]
         gr.on(

@@ -48,6 +48,16 @@ def open_tab(page: Any, name: str) -> None:
     page.click(f'#tabs [role="tab"][data-tab-id="{name}"]')
 
 
+def fill_in(field: Any, text: str) -> None:
+    """Type into a field that has just appeared: Gradio may set its starting value once more after it is there."""
+    for _ in range(20):
+        field.fill(text)
+        field.page.wait_for_timeout(100)
+        if field.input_value() == text:
+            return
+    raise AssertionError(f"the field does not keep {text!r}")
+
+
 def set_number(page: Any, label: str, value: float) -> None:
     page.get_by_label(label, exact=True).first.fill(str(value))
 

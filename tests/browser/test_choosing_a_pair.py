@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import run_to_end, status
+from driving import fill_in, run_to_end, status
 
 CARD = "#pair-card .pair-card"
 
@@ -61,7 +61,7 @@ def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:
     assert page.locator("#pair-target").count() == 0
     choose(page, "other…")
     field = page.locator("#pair-target textarea, #pair-target input")
-    field.fill("owner/missing")
+    fill_in(field, "owner/missing")
     page.keyboard.press("Tab")
     page.wait_for_function("document.querySelector('.pair-card').innerText.includes('has no model')")
     field.fill("<img src=x onerror=alert(1)>")
@@ -69,6 +69,9 @@ def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:
     page.wait_for_selector(f"{CARD}[data-level=good]")
     run_to_end(page)
     assert status(page).startswith("Identical")
+    page.reload()  # the address names the models
+    page.wait_for_function("document.querySelector('#pair input')?.value === 'other…'")
+    page.wait_for_selector("#pair-target")
     choose(page, "pocket")
     page.wait_for_selector("#pair-target", state="detached")
 

@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pytest
-from driving import open_tab, set_number
+from driving import fill_in, open_tab, set_number
 from gradio_client import Client
 from test_hostile import HOSTILE, PICTURES
 
@@ -69,7 +69,7 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
 
 def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> None:
     page = to_compare(visit(app))
-    page.fill("#compare-prompt textarea", "def make_pair(folder):\n")
+    fill_in(page.locator("#compare-prompt textarea"), "def make_pair(folder):\n")
     set_number(page, "New tokens", 48)
     choose(page, 1, "Draft length", "4")  # auto may find that drafting does not pay on this pair, and draft nothing
     compare(page)
@@ -99,7 +99,7 @@ def test_other_targets_run_in_turn_and_a_lane_that_fails_says_why(app: str, visi
     choose(page, 1, "Draft length", "4")
     choose(page, 2, "Precision", "bf16")
     choose(page, 3, "Lane 3: pair", "other…")
-    page.get_by_label("Target of lane 3").fill("/nowhere/at/all")
+    fill_in(page.get_by_label("Target of lane 3"), "/nowhere/at/all")
     choose_prompts(page, "repetitive")
     compare(page)
     assert "Lane 2 needs the target in another precision" in page.inner_text(".comparison .status-why")
@@ -191,7 +191,7 @@ def test_as_many_columns_as_lanes(page: Any) -> None:
 
 
 def test_what_cannot_be_is_one_sentence(page: Any) -> None:
-    page.fill("#compare-prompt textarea", "  ")
+    fill_in(page.locator("#compare-prompt textarea"), "  ")
     compare(page)
     assert status(page).startswith("The prompt is empty")
     assert page.get_attribute(".comparison .status", "role") == "alert"

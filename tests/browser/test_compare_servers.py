@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driving import open_tab, set_number
+from driving import fill_in, open_tab, set_number
 from stand_in_servers import stand_in_server
 from test_compare import COLUMN, compare, to_compare
 
@@ -17,7 +17,7 @@ PANE = '.comparison .pane[data-lane="{}"]'
 def choose_server(page: Any, lane: int, address: str) -> None:
     page.locator(".compare-lane").nth(lane - 1).get_by_label(f"Lane {lane}: pair").click()
     page.get_by_role("option", name="a running server\u2026").last.click()  # the list of a lane before may still fade
-    page.get_by_label(f"Address of lane {lane}").fill(address)
+    fill_in(page.get_by_label(f"Address of lane {lane}"), address)
 
 
 def test_servers_are_chosen_read_and_measured(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import run_to_end, set_number, status
+from driving import fill_in, run_to_end, set_number, status
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
 CARD = "#pair-card .pair-card"
@@ -65,7 +65,7 @@ def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:
     page.locator("#pair input").click()
     page.get_by_role("option").filter(has_text="other…").click()
     field = page.locator("#pair-target textarea, #pair-target input")
-    field.fill(str(tmp_path / "short.gguf"))
+    fill_in(field, str(tmp_path / "short.gguf"))
     page.keyboard.press("Tab")
     page.wait_for_function("document.querySelector('.pair-card').innerText.includes('cut short')")
     run_to_end(page)

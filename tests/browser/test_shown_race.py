@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import run_to_end, set_number, status, wait_idle
+from driving import fill_in, run_to_end, set_number, status, wait_idle
 from gradio_client import Client
 
 SHOWN = """lane => [...document.querySelectorAll(`#${lane}-stream [data-outcome]`)].map(
@@ -77,7 +77,7 @@ def test_every_way_of_drafting_writes_the_plain_text(app: str, visit: Any, metho
     assert not page.is_visible("#tree")
     page.locator(f'#method input[value="{method}"]').check()
     if method == "tree":
-        page.fill("#tree textarea, #tree input", "2x2")
+        fill_in(page.locator("#tree textarea, #tree input"), "2x2")
     if method == "early-exit":
         page.wait_for_selector("#exit-layer")
     set_number(page, "New tokens", 48)

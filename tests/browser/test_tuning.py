@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from driving import open_tab
+from driving import fill_in, open_tab
 
 DRAWN = (
     "id => { const { data } = document.querySelector(`${id} .js-plotly-plot`); return data.map(t => [t.name, t.y]); }"
@@ -33,7 +33,7 @@ def test_before_a_sweep_the_tab_says_what_will_happen(page: Any) -> None:
     page.locator("#tune-lengths").get_by_label("8", exact=True).uncheck()
     page.wait_for_function("document.querySelector('#tune-status').innerText.includes('70 runs')")
     page.click("#tune-own button")
-    page.fill("#tune-own-text textarea", "Mine.\n---\nMine too.")
+    fill_in(page.locator("#tune-own-text textarea"), "Mine.\n---\nMine too.")
     page.wait_for_function("document.querySelector('#tune-status').innerText.includes('98 runs')")
     assert "3 times at most" in page.inner_text(STATUS)
     assert not page.locator("#tune-results").is_visible()
@@ -148,7 +148,7 @@ def test_a_real_sweep_of_a_tiny_pair(app: str, visit: Any) -> None:
     for length in ("1", "3", "6", "8"):
         page.locator("#tune-lengths").get_by_label(length, exact=True).uncheck()
     page.locator("#tune-temperatures").get_by_label("1", exact=True).uncheck()
-    page.get_by_label("New tokens").nth(1).fill("16")
+    fill_in(page.get_by_label("New tokens").nth(1), "16")
     sweep(page)
     document = sweep_document(page)
     assert [point["draft_length"] for point in document["points"]] == [2, 4, "auto"]

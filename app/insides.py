@@ -16,6 +16,7 @@ from collections.abc import Collection
 from typing import Any
 
 import gradio as gr
+from gradio.events import EventListener
 
 from app.assets import address
 
@@ -56,6 +57,13 @@ def on_load(module: str, *events: str) -> str:
 def give(component: gr.HTML, **props: Any) -> None:
     """Set props of an HTML component that is built already: they are read when the page is."""
     component.props.update(props)
+
+
+def sent_by(component: gr.HTML, event: str) -> Any:
+    """An event that a component's script triggers, for `gr.on`, which asks an event whose it is."""
+    listener: Any = EventListener(event_name=event)
+    listener.__self__ = component
+    return listener
 
 
 def sent_with(event: gr.EventData) -> dict[str, Any]:

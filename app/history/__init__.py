@@ -11,7 +11,7 @@ import gradio as gr
 from app.assets import asset
 from app.header import pair_name, precisions
 from app.history.run_file import open_file
-from app.insides import PRIVATE, QUIET, on_load, sent_with
+from app.insides import PRIVATE, QUIET, on_load, sent_by, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.settings import HAS_LENGTH
@@ -59,8 +59,8 @@ class History:
             apply_default_css=False,
             elem_id="history",
         )
-        tab.select(self.table, visit, history, **QUIET)
-        history.refresh(self.table, visit, history, **QUIET)
+        opened = [tab.select, sent_by(history, "refresh")]  # one listener: the answers of two may overtake one another
+        gr.on(opened, self.table, visit, history, trigger_mode="always_last", **QUIET)
         history.show(self.show, visit, [race, tabs, history], **QUIET)
         history.remove(self.remove, visit, history, **QUIET)
         history.open(self.open, visit, history, concurrency_limit=2, **PRIVATE)

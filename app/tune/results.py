@@ -80,7 +80,8 @@ class Results:
 
     def connect(self, document: gr.JSON, measured: gr.State) -> None:
         """Choosing a temperature, downloading the document, copying a command."""
-        self.temperature.input(details, [document, self.temperature, measured], self._details(), **QUIET)
+        inputs = [document, self.temperature, measured]
+        self.temperature.input(details, inputs, self._details(), trigger_mode="always_last", **QUIET)
         self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
 
 

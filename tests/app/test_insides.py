@@ -18,7 +18,7 @@ from starlette.middleware import Middleware
 
 from app.api import FOR_PROGRAMS
 from app.assets import ASSETS, address, asset, modules
-from app.insides import give, hang_up, leave_undocumented, on_load, scope_of, sent_with
+from app.insides import give, hang_up, leave_undocumented, on_load, scope_of, sent_by, sent_with
 from app.page import STYLES, build
 from app.serving.stops import ARRIVED, Arrivals
 from app.tokens.charts import figure, tools
@@ -117,6 +117,14 @@ def test_an_event_is_offered_where_the_script_names_it() -> None:
         html.refresh(lambda: None)
         with pytest.raises(AttributeError):
             html.show(lambda: None)
+
+
+def test_events_of_scripts_and_of_gradio_share_a_listener() -> None:
+    with gr.Blocks(analytics_enabled=False) as page:
+        html, button = gr.HTML(js_on_load=on_load("history/history.js", "refresh")), gr.Button()
+        gr.on([button.click, sent_by(html, "refresh")], lambda: None)
+    (function,) = page.fns.values()
+    assert function.targets == [(button._id, "click"), (html._id, "refresh")]
 
 
 def test_props_given_late_are_in_the_page() -> None:

@@ -106,15 +106,31 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, st
 @pytest.fixture
 def engine(scripted: tuple[Any, str]) -> Any:
     """The scripted engine, as new."""
+    return as_new(scripted[0])
+
+
+def as_new(engine: Any) -> Any:
     from fakes import CODE, pieces
 
-    scripted[0].texts, scripted[0].pace, scripted[0].acceptance = pieces(CODE), 0.0, 0.78
-    return scripted[0]
+    engine.texts, engine.pace, engine.acceptance = pieces(CODE), 0.0, 0.78
+    return engine
 
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Any]:
-    """Open an address as a new visitor; at the end no visitor may have asked another host or met a script error."""
+    """Open an address as a new visitor."""
+    yield from visitors(chromium)
+
+
+@pytest.fixture(scope="module")
+def visit_once(chromium: Any, scripted: tuple[Any, str]) -> Iterator[Any]:
+    """The same for a page that tests of one file share, over the scripted engine as new."""
+    as_new(scripted[0])
+    yield from visitors(chromium)
+
+
+def visitors(chromium: Any) -> Iterator[Any]:
+    """A function that opens an address; at the end no visitor may have asked another host or met a script error."""
     contexts, trouble = [], []
 
     def open_(address: str, **options: Any) -> Any:

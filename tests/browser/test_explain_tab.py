@@ -17,6 +17,14 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return visit(scripted[1])
 
 
+@pytest.fixture(scope="module")
+def explained(scripted: tuple[Any, str], visit_once: Any) -> Any:
+    """A page whose run is explained, for tests that look and choose, and run nothing else."""
+    page = visit_once(scripted[1])
+    explain(page)
+    return page
+
+
 def explain(page: Any, temperature: float = 0.7) -> None:
     """Run the prompt and open the tab."""
     set_number(page, "number input for Temperature", temperature)
@@ -40,8 +48,8 @@ def test_without_a_run_it_says_what_to_do_and_does_it(page: Any) -> None:
     assert not page.locator("#explain-empty").is_visible()
 
 
-def test_the_walk_is_through_the_runs_own_round(page: Any) -> None:
-    explain(page)
+def test_the_walk_is_through_the_runs_own_round(explained: Any) -> None:
+    page = explained
     shown = int(page.get_attribute("#explain-walk .round", "data-round"))
     round_ = document(page)["rounds"][shown]
     chips = page.locator("#explain-walk .text .tok")
@@ -57,16 +65,16 @@ def test_the_walk_is_through_the_runs_own_round(page: Any) -> None:
     assert f"({fed}, 4,096)" in page.inner_text("#step-2")
 
 
-def test_another_round_can_be_chosen(page: Any) -> None:
-    explain(page)
+def test_another_round_can_be_chosen(explained: Any) -> None:
+    page = explained
     page.locator("#explain-round input[type=number]").fill("2")
     page.keyboard.press("Enter")
     page.wait_for_selector('#explain-walk .round[data-round="1"]')
     assert page.inner_text("#explain-walk h2").startswith("Round 2 of")
 
 
-def test_the_numbers_are_those_of_the_run(page: Any) -> None:
-    explain(page)
+def test_the_numbers_are_those_of_the_run(explained: Any) -> None:
+    page = explained
     metrics = document(page)["metrics"]
     words = page.inner_text("#explain-costs")
     assert f"{metrics['tokens_per_round']:.2f}" in words
@@ -130,11 +138,13 @@ def test_hostile_text_stays_text(page: Any, engine: Any) -> None:
     assert "<img·src=x" in page.inner_text("#explain-walk")
 
 
-def test_on_a_phone_nothing_hangs_over(page: Any) -> None:
-    explain(page)
+def test_on_a_phone_nothing_hangs_over(explained: Any) -> None:
+    page = explained
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_timeout(200)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    width = page.evaluate("document.documentElement.scrollWidth")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert width <= 390
 
 
 def test_a_real_pair_is_explained_and_checked(app: str, visit: Any) -> None:

@@ -11,6 +11,14 @@ STRUCK = '#speculative-stream [data-outcome="rejected"], #speculative-stream [da
 FOCUSED = "document.activeElement.closest('.t')?.textContent ?? null"
 
 
+@pytest.fixture(scope="module")
+def raced(scripted: tuple[Any, str], visit_once: Any) -> Any:
+    """A page after a greedy run, for tests that look at it and leave it as it was."""
+    page = visit_once(scripted[1])
+    run_to_end(page)
+    return page
+
+
 @pytest.fixture
 def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return visit(scripted[1])
@@ -45,8 +53,8 @@ def test_keys_run_and_stop(page: Any, engine: Any) -> None:
     assert status(page).startswith("Stopped")
 
 
-def test_struck_tokens_can_be_hidden(page: Any) -> None:
-    run_to_end(page)
+def test_struck_tokens_can_be_hidden(raced: Any) -> None:
+    page = raced
     struck = page.locator(STRUCK)
     assert struck.count() > 0
     assert struck.first.is_visible()
@@ -71,8 +79,8 @@ def test_copying_takes_the_output_only(scripted: tuple[Any, str], engine: Any, v
     assert page.evaluate("navigator.clipboard.readText()") == text
 
 
-def test_arrow_keys_walk_through_tokens_and_show_their_card(page: Any) -> None:
-    run_to_end(page)
+def test_arrow_keys_walk_through_tokens_and_show_their_card(raced: Any) -> None:
+    page = raced
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     page.focus("#speculative-stream .t[tabindex='0']")
     first = page.evaluate(FOCUSED)
@@ -110,8 +118,8 @@ def test_the_card_tells_a_tokens_story_and_leaves_its_line_free(page: Any) -> No
     assert box["y"] >= at["y"] + at["height"] or box["y"] + box["height"] <= at["y"]
 
 
-def test_the_card_of_a_greedy_run_has_the_models_own_probabilities(page: Any) -> None:
-    run_to_end(page)
+def test_the_card_of_a_greedy_run_has_the_models_own_probabilities(raced: Any) -> None:
+    page = raced
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     page.locator('#speculative-stream [data-outcome="rejected"]').first.hover()
     words = page.locator("#token-card").inner_text()
@@ -270,9 +278,9 @@ def test_chips_are_one_stop_and_fill_the_prompt_which_grows(page: Any) -> None:
     assert heights[0] < heights[1] < heights[2] < 200
 
 
-def test_controls_explain_themselves(page: Any) -> None:
-    page.hover("#method")
-    page.wait_for_function("document.querySelector('.help').innerText.includes('last word')")
+def test_controls_explain_themselves(raced: Any) -> None:
+    raced.hover("#method")
+    raced.wait_for_function("document.querySelector('.help').innerText.includes('last word')")
 
 
 def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:

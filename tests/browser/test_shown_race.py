@@ -141,6 +141,7 @@ def test_a_stop_right_after_run_is_not_lost(app: str, visit: Any) -> None:
 @pytest.mark.parametrize(
     ("prompt", "new_tokens", "sentence"),
     [("   ", 32, "The prompt is empty"), ("x " * 6000, 32, "shorten it"), ("x", 4096, "past the context")],
+    ids=["empty", "long", "many"],
 )
 def test_bad_input_is_answered_in_a_sentence(app: str, visit: Any, prompt: str, new_tokens: int, sentence: str) -> None:
     page = visit(app)

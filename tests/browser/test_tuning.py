@@ -27,7 +27,7 @@ def sweep(page: Any) -> None:
     page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
 
 
-def test_before_a_sweep_the_tab_says_what_will_happen(page: Any) -> None:
+def test_before_a_sweep_the_tab_says_what_will_happen_and_what_is_missing(page: Any) -> None:
     assert "A sweep measures each draft length" in page.inner_text("#tune-empty")
     assert "80 runs of 48 tokens" in page.inner_text(STATUS)
     page.locator("#tune-lengths").get_by_label("8", exact=True).uncheck()
@@ -37,9 +37,17 @@ def test_before_a_sweep_the_tab_says_what_will_happen(page: Any) -> None:
     page.wait_for_function("document.querySelector('#tune-status').innerText.includes('98 runs')")
     assert "3 times at most" in page.inner_text(STATUS)
     assert not page.locator("#tune-results").is_visible()
+    for name in ("0", "1"):
+        page.locator("#tune-temperatures").get_by_label(name, exact=True).uncheck()
+    page.wait_for_function("document.querySelector('#tune-status').innerText.includes('Choose at least one')")
+    page.click("#tune-run")
+    page.wait_for_selector(f"{STATUS}[data-kind='error'] [role='alert']")
+    assert "A sweep needs at least one" in page.inner_text(STATUS)
+    page.locator("#tune-temperatures").get_by_label("0", exact=True).check()
+    sweep(page)
 
 
-def test_a_sweep_ends_in_charts_a_setting_and_commands(page: Any) -> None:
+def test_a_sweep_ends_in_charts_a_setting_and_commands_to_copy(page: Any) -> None:
     sweep(page)
     assert not page.locator("#tune-empty").is_visible()
     document = sweep_document(page)
@@ -52,6 +60,20 @@ def test_a_sweep_ends_in_charts_a_setting_and_commands(page: Any) -> None:
     for at in range(3):
         assert page.inner_text(f"#tune-reading-{at}").endswith(".")
     assert f'"num_speculative_tokens": {best["draft_length"]}' in page.inner_text("#recipe-vllm code")
+    assert max(words_colour(page)) < 130, "dark on light"
+    page.click('#tune-engines [role="tab"][data-tab-id="engine-sglang"]')
+    page.click("#copy-sglang")
+    page.wait_for_function("document.querySelector('.take-away .notice').innerText.includes('The command is copied')")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.evaluate("document.querySelector('#recipe-sglang code').textContent")
+    assert copied.startswith("python3 -m sglang.launch_server")
+
+
+def words_colour(page: Any) -> list[int]:
+    """Red, green and blue of the words of a chart."""
+    return page.evaluate(
+        "getComputedStyle(document.querySelector('#tune-plot-0 .xtick text')).fill.match(/\\d+/g).map(Number)"
+    )
 
 
 def sweep_document(page: Any) -> dict[str, Any]:
@@ -61,7 +83,7 @@ def sweep_document(page: Any) -> dict[str, Any]:
     return json.loads(download.value.path().read_text())
 
 
-def test_another_temperature_shows_its_own_figures(page: Any) -> None:
+def test_another_temperature_shows_its_own_figures_and_use_it_takes_its_setting(page: Any) -> None:
     sweep(page)
     page.locator("#tune-shown").get_by_label("1", exact=True).check()
     page.wait_for_function("document.querySelector('#tune-recommendation').innerText.includes('temperature 1')")
@@ -71,13 +93,7 @@ def test_another_temperature_shows_its_own_figures(page: Any) -> None:
         "y => document.querySelector('#tune-plot-0 .js-plotly-plot')?.data?.[0].y[0] === y", arg=here[0]
     )
     assert dict(page.evaluate(DRAWN, "#tune-plot-0"))["measured"] == here[:-1]
-
-
-def test_use_it_sets_the_sidebar_and_opens_the_playground(page: Any) -> None:
-    sweep(page)
-    page.locator("#tune-shown").get_by_label("1", exact=True).check()
-    page.wait_for_function("document.querySelector('#tune-recommendation').innerText.includes('temperature 1')")
-    best = next(best for best in sweep_document(page)["best"] if best["temperature"] == 1)
+    best = next(best for best in document["best"] if best["temperature"] == 1)
     page.click("#tune-use-it")
     page.wait_for_selector("#run", state="visible")
     assert page.get_by_label("number input for Temperature").input_value() == "1"
@@ -85,23 +101,17 @@ def test_use_it_sets_the_sidebar_and_opens_the_playground(page: Any) -> None:
     assert page.get_by_label("Draft model").is_checked()
 
 
-def test_where_speculation_loses_use_it_means_plain(page: Any, engine: Any) -> None:
+def test_where_speculation_loses_use_it_means_plain(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    """In the dark, where the words of charts are light."""
     engine.acceptance = 0.06
+    page = visit(scripted[1], color_scheme="dark")
+    open_tab(page, "tune")
     sweep(page)
+    assert min(words_colour(page)) > 130
     assert "Plain decoding is faster here" in page.inner_text("#tune-recommendation")
     page.click("#tune-use-it")
     page.wait_for_selector("#run", state="visible")
     assert page.get_by_label("Plain only").is_checked()
-
-
-def test_a_command_can_be_copied(page: Any) -> None:
-    sweep(page)
-    page.click('#tune-engines [role="tab"][data-tab-id="engine-sglang"]')
-    page.click("#copy-sglang")
-    page.wait_for_function("document.querySelector('.take-away .notice').innerText.includes('The command is copied')")
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == page.evaluate("document.querySelector('#recipe-sglang code').textContent")
-    assert copied.startswith("python3 -m sglang.launch_server")
 
 
 def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: Any) -> None:
@@ -116,30 +126,6 @@ def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: A
     page.wait_for_selector("#tune-recommendation .tune-head")
     page.wait_for_selector("#tune-stop:disabled")
     assert {point["temperature"] for point in sweep_document(page)["points"]} == {0}
-
-
-def test_bad_choices_are_answered_and_the_tab_goes_on(page: Any) -> None:
-    for name in ("0", "1"):
-        page.locator("#tune-temperatures").get_by_label(name, exact=True).uncheck()
-    page.wait_for_function("document.querySelector('#tune-status').innerText.includes('Choose at least one')")
-    page.click("#tune-run")
-    page.wait_for_selector(f"{STATUS}[data-kind='error'] [role='alert']")
-    assert "A sweep needs at least one" in page.inner_text(STATUS)
-    page.locator("#tune-temperatures").get_by_label("0", exact=True).check()
-    sweep(page)
-
-
-def test_charts_take_the_colours_of_the_theme(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
-    """One figure: its words are light on dark and dark on light."""
-    colours = {}
-    for theme in ("light", "dark"):
-        page = visit(scripted[1], color_scheme=theme)
-        open_tab(page, "tune")
-        sweep(page)
-        colours[theme] = page.evaluate(
-            "getComputedStyle(document.querySelector('#tune-plot-0 .xtick text')).fill.match(/\\d+/g).map(Number)"
-        )
-    assert max(colours["light"]) < 130 < min(colours["dark"])
 
 
 def test_a_real_sweep_of_a_tiny_pair(app: str, visit: Any) -> None:

@@ -15,10 +15,12 @@ from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.loading import find_file
-from core.loading.head import best_dtype, fitting_layers
+from core.loading.head import anywhere, best_precision, fitting_layers
 from core.loading.hub import cached, local_folder
 from core.loading.memory import Weights
 from core.loading.pair import LEAST_SHARED, token_bytes
+from core.loading.precision import DTYPES
+from core.runners.products import GROUP
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 ROLES = ("bos", "eos", "pad", "unk")
@@ -153,22 +155,23 @@ class SizedHead:
     """A head in the precision it would be loaded in; measured against models as `core.inspecting.files.Sized` is."""
 
     preview: HeadPreview
-    dtype: torch.dtype
+    precision: str
     weights: Weights
     layers: int = 1
 
-    @property
-    def precision(self) -> str:
-        return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(self.dtype, str(self.dtype))
-
     def cache_bytes(self, tokens: int) -> int:
         shape = self.preview.description.shape
-        return 2 * tokens * shape["kv_heads"] * shape["head_dim"] * self.dtype.itemsize
+        return 2 * tokens * shape["kv_heads"] * shape["head_dim"] * self._itemsize
 
     def workspace_bytes(self, tokens: int) -> int:
         """The features of a text it has not read yet."""
         shape = self.preview.description.shape
-        return tokens * self.preview.description.features * shape["target_hidden_size"] * self.dtype.itemsize
+        return tokens * self.preview.description.features * shape["target_hidden_size"] * self._itemsize
+
+    @property
+    def _itemsize(self) -> int:
+        """Bytes of what a pass computes with: next to 4 bits, 32."""
+        return 2 if self.precision == "bf16" else 4
 
 
 def preview_head(name: str) -> HeadPreview | None:
@@ -195,11 +198,19 @@ def _described(config: dict[str, Any], headers: dict[str, Header], name: str) ->
 
 
 def size_up_head(found: HeadPreview, device: torch.device) -> SizedHead:
-    dtype = best_dtype(device)
-    floats = {k: math.prod(h.shape) for k, h in found.headers.items() if h.dtype.startswith(("F", "BF"))}
-    counted = sum(floats.values())
-    read = counted - floats.get("embed_tokens.weight", 0)
-    return SizedHead(found, dtype, Weights(counted * dtype.itemsize, read * dtype.itemsize, counted, counted))
+    precision = best_precision(anywhere(found.description), device)
+    floats = {k: h.shape for k, h in found.headers.items() if h.dtype.startswith(("F", "BF"))}
+    sizes = {name: math.prod(shape) * _bytes_each(name, shape, precision) for name, shape in floats.items()}
+    total, counted = sum(sizes.values()), sum(map(math.prod, floats.values()))
+    read = total - sizes.get("embed_tokens.weight", 0)
+    return SizedHead(found, precision, Weights(round(total), round(read), counted, counted))
+
+
+def _bytes_each(name: str, shape: tuple[int, ...], precision: str) -> float:
+    """Of a head's weight in memory: in 4 bits, matrices have scale and zero for every group beside them."""
+    if precision == "int4" and len(shape) > 1 and name != "embed_tokens.weight":
+        return 0.5 + 4 / GROUP
+    return DTYPES[precision].itemsize
 
 
 def compare_head(target: Preview, head: HeadPreview) -> Likeness:

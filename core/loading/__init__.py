@@ -18,10 +18,9 @@ from transformers.utils import logging as transformers_logging
 
 from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
-from core.heads.checkpoint import bytes_in_memory
 from core.loading import memory
 from core.loading.conversion import convert, find_gguf, origin
-from core.loading.head import best_dtype, bundled_head, head_folder, load_head
+from core.loading.head import bundled_head, bytes_needed, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
 from core.loading.pair import (
@@ -97,7 +96,7 @@ def load_pair(
         )
         if head is None:
             sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
-    beside = 0 if head is None or draft_name is None else bytes_in_memory(head, draft_name, best_dtype(device))
+    beside = 0 if head is None or draft_name is None else bytes_needed(draft_name, head, device)
     placement = _find_room(sources, device, make_room, beside)
     try:
         models = _load_sources(sources, device, placement, progress, stop)

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from core.errors import UserError
-from core.heads import HeadConfig
-from core.heads.checkpoint import Description, describe_head, is_head, load_weights, read_config
-from core.heads.runner import FusedHead, HeadCosts, HeadRunner, time_head
+from core.heads import HeadConfig, HeadNetwork
+from core.heads.block import FusedHead, fits_int4
+from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
+from core.heads.runner import HeadCosts, HeadRunner, time_head
 from core.loading.model import Model
-from core.loading.precision import POCKET
+from core.loading.precision import DTYPES, POCKET
+from core.runners.products import fast_int4
 
 BUNDLED = POCKET.parent / "heads"
 SAMPLE = 192
@@ -43,11 +45,11 @@ class Head:
         return self.config.aux_layers
 
     def weight_bytes(self) -> int:
-        """Bytes of its own parameters as they lie in memory; the embedding it borrows is its target's."""
-        return sum(p.numel() * p.element_size() for p in self.fused.network.parameters())
+        """Bytes of its own weights as they lie in memory; the embedding it borrows is its target's."""
+        return self.fused.weight_bytes()
 
     def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.fused.network.parameters())
+        return self.fused.parameters
 
     def measure_costs(self, target: Model) -> HeadCosts:
         """What its passes cost here, where they stand in a round; measured once."""
@@ -62,22 +64,42 @@ def head_folder(folder: Path) -> Path | None:
     return folder if is_head(read_config(folder)) else None
 
 
-def load_head(name: str, folder: Path, target: Model, dtype: torch.dtype | None = None) -> Head:
+def load_head(name: str, folder: Path, target: Model, precision: str | None = None) -> Head:
     """The head of a folder for this target. Raises UserError where it is none, or one for another target."""
     found = describe_head(folder, name)
     candidates = check_target(found, name, target)
-    embedding: Tensor = target.network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
-    dtype = dtype or best_dtype(target.device)
-    network = load_weights(folder, name, found.config(candidates[0]), dtype, target.device)
-    head = Head(name, FusedHead(network, embedding, target.vocab_size), str(dtype).removeprefix("torch."))
+    config = found.config(candidates[0])
+    precision = precision or best_precision(config, target.device)
+    network = load_weights(folder, name, config, DTYPES[precision], target.device)
+    head = Head(name, fused_head(network, target, precision), precision)
     if len(candidates) > 1:
         settle_layers(head, target, candidates)
     return head
 
 
-def best_dtype(device: torch.device) -> torch.dtype:
-    """What a head's passes are fastest in."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def fused_head(network: HeadNetwork, target: Model, precision: str) -> FusedHead:
+    """A head as passes over this target read it."""
+    embedding: Tensor = target.network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+    return FusedHead(network, embedding, target.vocab_size, precision == "int4")
+
+
+def best_precision(config: HeadConfig, device: torch.device) -> str:
+    """What a head's passes are fastest in. In 4 bits the bundled head took a third of the time of 32 bits and was
+    accepted at the first position in 55 of 100 rounds instead of 57: more tokens per second at every draft length."""
+    if device.type == "cuda":
+        return "bf16"
+    return "int4" if device.type == "cpu" and fast_int4() and fits_int4(config) else "fp32"
+
+
+def bytes_needed(name: str, folder: Path, device: torch.device) -> int:
+    """What loading the head of a folder takes at most. Raises UserError where it is none."""
+    config = anywhere(describe_head(folder, name))
+    return bytes_in_memory(folder, name, DTYPES[best_precision(config, device)])
+
+
+def anywhere(found: Description) -> HeadConfig:
+    """The shape of a head, whatever layers of a target it reads."""
+    return found.config(tuple(range(found.features)))
 
 
 def check_target(found: Description, name: str, target: Model) -> list[tuple[int, ...]]:

@@ -6,11 +6,14 @@ no compiler, calls them without Python. Where a PyTorch has it no more, the same
 """
 
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+Compiled = TypeVar("Compiled", bound=nn.Module)
 
 
 class Weight(NamedTuple):
@@ -214,8 +217,8 @@ class Nf4Layers(Layers):
         return multiply_nf4(x, weight)
 
 
-def compiled(layers: Layers) -> Layers:
-    """The same layers for TorchScript's interpreter, where this PyTorch has one that knows all they use."""
+def compiled(layers: Compiled) -> Compiled:
+    """The same module for TorchScript's interpreter, where this PyTorch has one that knows all they use."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:

@@ -79,6 +79,11 @@ def group_for(rows: int, columns: int) -> int | None:
     return GROUP if rows % ROWS == 0 and columns % GROUP == 0 else None
 
 
+def fast_int4() -> bool:
+    """Whether PyTorch's kernel is more than a loop on this processor."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
 def quantise(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Codes int32 [rows, columns] and scales and zeros bf16 [columns / group, rows, 2] of a weight [rows, columns].
 

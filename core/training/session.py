@@ -20,11 +20,13 @@ from core.drafting.build import round_costs
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
 from core.heads import HeadNetwork
-from core.heads.runner import FusedHead, HeadRunner
+from core.heads.block import FusedHead
+from core.heads.runner import HeadRunner
 from core.lanes import describe_environment
-from core.loading.head import Head, best_dtype
+from core.loading.head import Head, best_precision, fused_head
 from core.loading.model import ALL_THREADS, Model, use_threads
 from core.loading.pair import Pair
+from core.loading.precision import DTYPES
 from core.progress import Stop, never
 from core.records import Run
 from core.sampling import Sampling
@@ -127,10 +129,10 @@ class Session:
     def _fused(self, network: HeadNetwork) -> FusedHead:
         """A head as passes read it, in what they are fastest in."""
         target, copied = self._pair.target, copy.deepcopy(network).requires_grad_(False)
+        precision = best_precision(network.config, target.device)
         for parameter in copied.parameters():
-            parameter.data = parameter.data.to(best_dtype(target.device))
-        embedding = target.network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
-        return FusedHead(copied, embedding, target.vocab_size)
+            parameter.data = parameter.data.to(DTYPES[precision])
+        return fused_head(copied, target, precision)
 
     def _draft(self, network: HeadNetwork) -> Run:
         """A held-out prompt answered greedily, this head drafting."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tiny import HEADS, KV_HEADS, LAYERS, VOCABULARY, WIDTH
 
 from core.heads import HeadConfig, HeadNetwork
-from core.heads.runner import FusedHead
+from core.heads.block import FusedHead
 
 REDUCED = [0, 3, 5, 8, 9, 12, 17, 20, 21, 22, 30, 31, 40, 47, 55, 63]
 """The target's tokens that a head with a reduced vocabulary can propose."""

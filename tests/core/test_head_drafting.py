@@ -1,15 +1,19 @@
 """A trained head's cache and features are exact after every round, and its passes are those of its network."""
 
+import copy
+
 import pytest
 import torch
-from heads import VARIANTS, fused_head, random_head, taught_head, true_features
+from heads import CONFIG, REDUCED, VARIANTS, fused_head, random_head, taught_head, true_features
 from tiny import VOCABULARY, random_prompt, target_of, target_runner
 
 from core.decoding import take_step
 from core.drafting.head import HeadDrafter
+from core.heads.block import FusedHead, fits_int4
 from core.heads.runner import HeadRunner
 from core.progress import never
 from core.runners import prefill
+from core.runners.products import GROUP, dequantise, quantise
 from core.sampling import Sampling, Uniforms
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -49,6 +53,29 @@ def test_reading_is_the_network_s_own_pass(variant):
     found = [runner.read(ids[a:b], features[a:b]) for a, b in ((0, 7), (7, 8), (8, 29))]
     torch.testing.assert_close(torch.cat(found), expected, **CLOSE)
     torch.testing.assert_close(runner.head.logits(found[-1]), network.logits(expected[8:]), **CLOSE)
+
+
+@pytest.mark.parametrize("ids", [REDUCED, REDUCED[:-3]], ids=["16 rows", "filled up"])
+def test_four_bits_are_the_network_with_rounded_weights(ids):
+    """Every matrix of the head, to what bf16 makes of the activations; also where the kernel wants more rows of a
+    vocabulary than it has."""
+    network = random_head(dtype=torch.bfloat16, ids=ids, intermediate_size=64, vocab_size=VOCABULARY)
+    assert fits_int4(network.config) and not fits_int4(CONFIG)
+    rounded = copy.deepcopy(network).float()
+    for parameter in rounded.parameters():
+        if parameter.dim() > 1:
+            parameter.data = dequantise(*quantise(parameter.data, GROUP))
+    target, text = target_of("llama"), random_prompt(12)
+    features = true_features(target, torch.tensor([text[:-1]]), network.config.aux_layers)
+    embedded = embed(network, target, torch.tensor([text[1:]])).float()
+    expected, _ = rounded(embedded, rounded.join(features.float()), torch.arange(11))
+    head = FusedHead(network, target.get_input_embeddings().weight, VOCABULARY, int4=True)
+    found = HeadRunner(head, capacity=4).read(torch.tensor(text[1:]), features[0])
+    scale = expected.std()
+    torch.testing.assert_close(found / scale, expected[0] / scale, rtol=0.03, atol=0.03)
+    logits = rounded.logits(expected)[0]
+    torch.testing.assert_close(head.logits(expected[0]) / logits.std(), logits / logits.std(), rtol=0.03, atol=0.03)
+    assert head.weight_bytes() < sum(p.numel() for p in rounded.parameters())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -20,6 +20,7 @@ from core.loading import load_pair, read_source
 from core.loading.head import identify
 from core.loading.precision import SLACK
 from core.records import run_from_dict
+from core.runners.products import fast_int4
 from core.settings import Settings
 
 WORDS = list(range(256))
@@ -75,8 +76,7 @@ def test_room_is_sought_for_the_head_too(target, head, monkeypatch):
     """As much as its weights and what passes read of them take at most; with a byte less nothing is loaded."""
     sought = bytes_in_memory(Path(head), head, torch.float32)
     loaded = load_pair(settings(target, head)).head
-    fused = (loaded.fused.qkv, loaded.fused.gate_up, loaded.fused.head)
-    assert loaded.weight_bytes() < loaded.weight_bytes() + sum(t.numel() * t.element_size() for t in fused) <= sought
+    assert loaded.precision == "fp32" and 0 < loaded.weight_bytes() <= sought
     needed = read_source(target, torch.device("cpu"), "fp32", None, "target").bytes + sought
     free = [math.ceil(needed * SLACK)]
     monkeypatch.setattr("core.loading.free_by_device", lambda device: list(free))
@@ -112,7 +112,8 @@ def test_padding_cannot_be_proposed(target, tmp_path):
     """Ids of the target's matrix past its tokenizer's are no tokens."""
     pair = load_pair(settings(target, made(tmp_path, ids=list(range(200, PADDED)))))
     assert int(pair.head.fused.target_ids.max()) < pair.target.vocab_size < PADDED
-    assert len(pair.head.fused.head) == len(pair.head.fused.target_ids)
+    logits = pair.head.fused.logits(torch.ones(1, pair.head.config.hidden_size))
+    assert logits.shape == (1, len(pair.head.fused.target_ids))
 
 
 @pytest.mark.parametrize(
@@ -167,10 +168,14 @@ def test_how_layers_are_counted_is_settled_by_measurement(target, head, monkeypa
     assert "10% with 2, 3, 4 and 40% with 3, 4, 5" in pair.head.notes[0]
 
 
-def test_a_head_is_inspected_before_it_is_loaded(target, head, tmp_path):
-    """Sizes from its headers; what it reads and proposes; and a head for another target is refused there too."""
+@pytest.mark.parametrize("width, precision", [(48, "fp32"), (64, "int4")])
+def test_a_head_is_inspected_before_it_is_loaded(target, tmp_path, width, precision):
+    """Sizes from its headers, in 4 bits where the kernel takes its shapes; what it reads and proposes; and a head for
+    another target is refused there too."""
+    head = made(tmp_path / "head", intermediate_size=width)
     found = inspect_pair(target, head, device="cpu", precision="fp32")
     pair = load_pair(settings(target, head))
+    assert found.draft.precision == pair.head.precision == (precision if fast_int4() else "fp32")
     assert (found.draft.model_type, found.draft.layers) == ("EAGLE-3 head", 1)
     assert found.draft.parameters == pair.head.parameter_count()
     assert found.draft.weight_bytes == pair.head.weight_bytes()

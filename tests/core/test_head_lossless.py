@@ -15,7 +15,8 @@ from tiny import random_prompt, target_of, target_runner
 from core.decoding import speculative
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
-from core.heads.runner import FusedHead, HeadRunner
+from core.heads.block import FusedHead
+from core.heads.runner import HeadRunner
 from core.records import Run
 from core.sampling import Sampling
 from core.settings import Settings

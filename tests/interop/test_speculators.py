@@ -25,7 +25,8 @@ from transformers import LlamaConfig, Qwen3Config  # noqa: E402
 
 from core.heads import HeadNetwork  # noqa: E402
 from core.heads.checkpoint import describe_head, load_weights, save_head  # noqa: E402
-from core.heads.runner import FusedHead, HeadRunner  # noqa: E402
+from core.heads.block import FusedHead  # noqa: E402
+from core.heads.runner import HeadRunner  # noqa: E402
 
 STEPS, ROWS, LAYERS = 3, 24, (2, 3, 4)
 DRAFT_IDS = list(range(3, 259, 2))

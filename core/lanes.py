@@ -118,6 +118,7 @@ def open_lane(
     `tops` > 0 records that many of the likeliest tokens at every position. With the rounds of a `recorded` run, drafts
     are as long as theirs. Raises UserError where prompt, settings and pair do not go together.
     """
+    use_threads(pair.target.threads)  # what costs are not known yet is measured as the passes will run
     settings = settle_method(pair, settings)
     prompt_ids = encode_prompt(pair.target, prompt, settings)
     check_settings(pair.target, prompt_ids, settings)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, Seconds
 from core.drafting import Drafter
 from core.drafting.head import BEAMS, DEEPEST, AdaptiveDepth, HeadDrafter, HeadTreeDrafter
 from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed, Recorded
@@ -15,7 +15,7 @@ from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
-from core.heads.runner import HeadRunner
+from core.heads.runner import HeadCosts, HeadRunner
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
 from core.records import Round
@@ -103,11 +103,15 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
     if settings.method == "early-exit":
         return pair.target.measure_exit(exit_layer(pair.target, settings.exit_layer))
     if settings.method in ("head", "head-tree") and pair.head:
-        passes = pair.head.measure_costs(pair.target)
-        return RoundCosts(target, passes.read, passes.draft(BEAMS if settings.method == "head-tree" else 1))
+        return head_costs(target, pair.head.measure_costs(pair.target), BEAMS if settings.method == "head-tree" else 1)
     if settings.method in ("plain", "ngram") or draft is None:
         return RoundCosts(target)
     return RoundCosts(target, draft, draft.following)
+
+
+def head_costs(target: Seconds, head: HeadCosts, beams: int = 1) -> RoundCosts:
+    """Of rounds that a trained head drafts, from `beams` of its own outputs at a time."""
+    return RoundCosts(target, head.read, head.draft(beams))
 
 
 def as_recorded(drafter: Drafter, rounds: Sequence[Round]) -> Controller:

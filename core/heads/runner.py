@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from core.clock import synchronise, timed_pass
-from core.costs import CostTable
+from core.costs import CostTable, undisturbed
 from core.heads.block import FusedHead
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
@@ -113,7 +112,7 @@ def time_head(target: Any, head: FusedHead, context: int, repeats: int = REPEATS
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
-    return HeadCosts(*(CostTable({n: median(s[1:]) for n, s in table.items()}) for table in (read, draft)))
+    return HeadCosts(*(CostTable({n: undisturbed(s[1:]) for n, s in table.items()}) for table in (read, draft)))
 
 
 def _time(runner: HeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor, float]:

@@ -16,7 +16,7 @@ from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.block import FusedHead, fits_int4
 from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
-from core.heads.runner import HeadCosts, HeadRunner, time_head
+from core.heads.runner import REPEATS, HeadCosts, HeadRunner, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET
 from core.runners.products import fast_int4
@@ -54,9 +54,13 @@ class Head:
     def measure_costs(self, target: Model) -> HeadCosts:
         """What its passes cost here, where they stand in a round; measured once."""
         if self.costs is None:
-            with target.lease() as runner:
-                self.costs = time_head(runner, self.fused, target.short_context((16,)))
+            self.costs = self.time_passes(target)
         return self.costs
+
+    def time_passes(self, target: Model, repeats: int = REPEATS) -> HeadCosts:
+        """The same, measured now."""
+        with target.lease() as runner:
+            return time_head(runner, self.fused, target.short_context((16,)), repeats)
 
 
 def head_folder(folder: Path) -> Path | None:

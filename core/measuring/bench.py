@@ -22,8 +22,10 @@ import torch
 from core.clock import PassTimer, synchronise
 from core.costs import CONTEXT, CostTable, median_table
 from core.costs.rounds import Promise, RoundCosts, exit_costs, promise
+from core.drafting.build import head_costs
 from core.drafting.model import exit_layer
 from core.errors import UserError
+from core.heads.runner import HeadCosts
 from core.lanes import describe_environment, open_lane
 from core.loading.geometry import describe_geometry
 from core.loading.model import Model
@@ -40,12 +42,13 @@ LENGTHS = (*range(1, 10), 12, 13, 16, 17)
 @dataclass(frozen=True)
 class PassCosts:
     """Passes over n tokens: of the target alone, of the target behind its draft, of the draft; `exits`: of the target
-    behind an early exit and of that, by its layers."""
+    behind an early exit and of that, by its layers; `head`: of a trained head."""
 
     target: CostTable
     verify: CostTable | None = None
     draft: CostTable | None = None
     exits: dict[int, tuple[CostTable, CostTable]] = field(default_factory=dict)
+    head: HeadCosts | None = None
 
     def of_rounds(self, method: str, layers: int | None, translated: bool) -> RoundCosts | None:
         """What a method's rounds cost; None where its rounds do not tell its passes."""
@@ -53,6 +56,8 @@ class PassCosts:
             return RoundCosts(self.target)
         if method == "early-exit" and layers in self.exits:
             return exit_costs(*self.exits[layers])
+        if method == "head" and self.head:
+            return head_costs(self.target, self.head)
         if method == "draft" and self.verify and self.draft and not translated:
             return RoundCosts(self.verify, self.draft, self.draft.following)
         return None
@@ -135,7 +140,8 @@ def measure_costs(pair: Pair, exits: Iterable[int] = (), repeats: int = 3) -> Pa
     """Time the passes of both models, and those of early exits, as they are now."""
     target = pair.target.time_passes(repeats, LENGTHS)
     tables = {layers: pair.target.time_exit(layers, repeats, LENGTHS) for layers in exits}
-    return PassCosts(target, *(pair.time_rounds(repeats, LENGTHS) if pair.draft else (None, None)), tables)
+    head = pair.head.time_passes(pair.target, repeats) if pair.head else None
+    return PassCosts(target, *(pair.time_rounds(repeats, LENGTHS) if pair.draft else (None, None)), tables, head)
 
 
 def _pooled(measured: Sequence[PassCosts]) -> PassCosts:

@@ -11,12 +11,15 @@ import torch
 from core import decoding
 from core.__main__ import main
 from core.clock import PassTimer
+from core.costs import CostTable
 from core.costs.rounds import RoundCosts, expected_tokens, promise
 from core.errors import UserError
+from core.heads.runner import HeadCosts
 from core.loading import load_pair
 from core.measuring.bench import (
     LENGTHS,
     NEW_TOKENS,
+    PassCosts,
     bench,
     bytes_read,
     contexts_of,
@@ -136,6 +139,14 @@ def test_the_draft_s_catching_up_is_charged():
     costs = RoundCosts(lambda n: 1.0, lambda n: fed.append(n) or 0.1)
     promise([round_of(2, 2), round_of(2, 0), round_of(0, 0), round_of(0, 0), round_of(1, 0)], costs)
     assert [n for n in fed if n > 1] == [2, 3]
+
+
+def test_what_a_head_s_rounds_should_bring_follows_from_its_own_passes():
+    read, draft = CostTable({1: 0.2, 4: 0.5}), CostTable({1: 0.1, 4: 0.4})
+    passes = PassCosts(CostTable({1: 1.0, 4: 1.3}), head=HeadCosts(read, draft))
+    costs = passes.of_rounds("head", None, False)
+    assert costs.chain(3) == pytest.approx(0.2 + 2 * 0.1 + 1.3)
+    assert passes.of_rounds("head-tree", None, False) is PassCosts(passes.target).of_rounds("head", None, False) is None
 
 
 def test_promises_only_where_passes_can_be_told(document):

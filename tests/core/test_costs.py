@@ -1,12 +1,14 @@
 """Cost tables: what is timed, and behind what."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 
 from core import costs
-from core.costs import MEASURED_LENGTHS, CostTable, between_jumps, median_table, time_exit, time_passes, time_rounds
+from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, median_table, time_exit, time_passes, time_rounds
+from core.costs.rounds import RoundCosts
 
 COLD = 100.0
 """What a pass costs more where the other model's pass came before it."""
@@ -60,6 +62,24 @@ def test_in_a_round_each_model_comes_behind_the_other(machine):
     assert drafting.following == 2.0
     assert set(target.begun[1:]) == {32}
     assert target.length == draft.length == 32
+
+
+def test_a_slow_moment_makes_no_pass_dearer(machine, monkeypatch):
+    """Something else has the processor for most of the first rounds of measuring, and now and then later on: the table
+    is that of the passes it did not meet, and with it what drafting seems to bring."""
+    quiet = FakeRunner(machine, 10.0)
+    expected = time_passes(quiet, 32, REPEATS, (1, 2, 4))
+    disturbed, passes = FakeRunner(machine, 10.0), count()
+    feed = disturbed.feed
+
+    def late(ids, parents=None, *, rows=None):
+        machine.now += 30.0 * (next(passes) % 5 < 2)
+        feed(ids, parents, rows=rows)
+
+    monkeypatch.setattr(disturbed, "feed", late)
+    assert time_passes(disturbed, 32, REPEATS, (1, 2, 4)) == expected
+    plain, drafting = RoundCosts(expected).plain, RoundCosts(expected, lambda n: 1.0).chain(1)
+    assert plain < drafting < 1.2 * plain
 
 
 HEAD = 50.0

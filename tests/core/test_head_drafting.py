@@ -1,12 +1,14 @@
 """A trained head's cache and features are exact after every round, and its passes are those of its network."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from heads import CONFIG, REDUCED, VARIANTS, fused_head, random_head, taught_head, true_features
 from tiny import VOCABULARY, random_prompt, target_of, target_runner
 
+from core.clock import PassTimer
 from core.decoding import take_step
 from core.drafting.head import HeadDrafter
 from core.heads.block import FusedHead, fits_int4
@@ -144,6 +146,33 @@ def test_the_law_of_a_reduced_vocabulary_is_zero_outside_it():
     own = sampling.probabilities(torch.cat(draft.logits))
     torch.testing.assert_close(draft.probs[:, draft.ids], own)
     assert (draft.probs.gather(1, draft.tokens[:, None]) > 0).all()
+
+
+def test_passes_of_a_head_are_bare_passes(monkeypatch):
+    """What counts is a pass over features or over its own output, and the logits behind it: by a clock that each of
+    them moves by a second, three drafted tokens take six."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("core.clock.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    target, context = target_runner("llama"), random_prompt(12)
+    drafter = drafter_for(target, random_head(), "llama", Sampling())
+    target.feed(torch.tensor(context[:-1]))
+    block = drafter.runner.head.block
+
+    class Slow:
+        join, feed_back = block.join, block.feed_back
+
+        def __call__(self, *args):
+            clock.now += 1
+            return block(*args)
+
+        def logits(self, output):
+            clock.now += 1
+            return block.logits(output)
+
+    drafter.runner.head.block = Slow()
+    with PassTimer(CPU) as passes:
+        drafter.propose(context, 3, torch.empty(0))
+    assert passes.seconds() == clock.now == 6
 
 
 def test_nothing_of_a_prompt_survives_a_reset():

@@ -32,6 +32,7 @@ from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import Round, Run, Token
+from core.sampling import MOST_DRAFTED
 from core.settings import Settings, check
 from core.text import Detokenizer, encode_prompt
 
@@ -127,9 +128,10 @@ def open_lane(
     stop_ids = frozenset() if settings.ignore_eos else pair.target.stop_ids
     drafter, length = None, Fixed(1)
     with ExitStack() as resources:
-        target = resources.enter_context(pair.target.lease())
+        room = len(prompt_ids) + settings.max_new_tokens + MOST_DRAFTED
+        target = resources.enter_context(pair.target.lease(room))
         if settings.method != "plain":
-            drafter, length = build_drafter(pair, target, settings, resources)
+            drafter, length = build_drafter(pair, target, settings, resources, room)
             if recorded is not None:
                 length = as_recorded(drafter, recorded)
             run.environment["drafter"] = describe_drafter(drafter, pair.translation is not None)

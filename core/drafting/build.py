@@ -51,9 +51,10 @@ def settle_method(pair: Pair, settings: Settings) -> Settings:
 
 
 def build_drafter(
-    pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack
+    pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack, room: int = 0
 ) -> tuple[Drafter, Controller]:
-    """The drafter of settings.method and what decides its length; runners go back when `resources` closes."""
+    """The drafter of settings.method and what decides its length; runners go back when `resources` closes. `room`: how
+    many tokens of the target the text may come to."""
     method = SPECS["method"].read(settings.method)
     if reason := available(pair)[method]:
         raise UserError(f"The method {method} is off: {reason}.")
@@ -75,7 +76,7 @@ def build_drafter(
         return tree, deep
     assert pair.draft is not None
     limit = pair.draft.context_length
-    runner: Runner = resources.enter_context(pair.draft.lease())
+    runner: Runner = resources.enter_context(pair.draft.lease(room))
     if not pair.translation and pair.draft.vocab_size != pair.target.vocab_size:
         runner = InTargetWidth(runner, pair.draft.vocab_size, pair.target.vocab_size)
     if method == "tree":

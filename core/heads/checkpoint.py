@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,8 @@ def usual_layers(depth: int) -> tuple[int, ...]:
 def is_head(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a draft head and not of a model that could write by itself."""
     names = " ".join(config.get("architectures") or ()).lower()
-    return bool("eagle" in names or "draft_vocab_size" in config or "speculators_model_type" in config)
+    named = any(kind in names for kind in ("eagle", "medusa", "mtp"))
+    return bool(named or "draft_vocab_size" in config or "speculators_model_type" in config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -81,14 +82,26 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], n
     if kind != "eagle3":
         raise UserError(f"{name} is a speculator of the kind {kind}; of trained heads, EAGLE-3 ones can be run.")
     sizes = {_original(key): shape for key, shape in shapes.items()}
-    if "fc.weight" not in sizes or "midlayer.self_attn.q_proj.weight" not in sizes:
-        raise UserError(f"{name} has no weights of an EAGLE-3 head; heads of EAGLE-1 and 2 and others cannot be run.")
+    if any(key not in sizes for key in ("fc.weight", "midlayer.self_attn.q_proj.weight", "lm_head.weight")):
+        raise UserError(f"{name} {_other_kind(sizes)}; of trained heads, EAGLE-3 ones can be run.")
     if lacking := [key for key in _norms_asked_for(config) if key not in sizes]:
         raise UserError(f"{name} is incomplete: its config.json asks for a norm that its weights lack ({lacking[0]}).")
     try:
         return _describe(config, sizes)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{name} cannot be read as a head: its config.json lacks or garbles {error}.") from error
+
+
+def _other_kind(keys: Iterable[str]) -> str:
+    """What weights are that no EAGLE-3 head has."""
+    names = list(keys)
+    if any(name.startswith("mtp.") or ".eh_proj." in f".{name}" or ".enorm." in f".{name}" for name in names):
+        return "is a module for predicting several tokens (MTP), a part of the model it was trained with"
+    if any(name.startswith("medusa_head.") or name.endswith(".0.linear.weight") for name in names):
+        return "holds Medusa heads, which guess several positions at once from one hidden state"
+    if "fc.weight" in names and "lm_head.weight" not in names:
+        return "is a head of EAGLE-1 or 2, which drafts hidden states and reads them by its target's own head"
+    return "has no weights of an EAGLE-3 head"
 
 
 def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> Description:

@@ -91,11 +91,14 @@ class Model:
         return self.config.num_hidden_layers
 
     @contextmanager
-    def lease(self) -> Iterator[AnyRunner]:
-        """A runner with an empty cache, from a small pool; back in the pool when the block ends."""
+    def lease(self, room: int = 0) -> Iterator[AnyRunner]:
+        """A runner with an empty cache, from a small pool; back in the pool when the block ends. `room`: how many
+        tokens it is to hold, where that is known."""
         with self._lock:
             runner = self._idle.pop() if self._idle else None
         runner = runner or self._new_runner()
+        if isinstance(runner, GraphRunner):
+            runner.reserve(min(room, self.context_length))
         try:
             yield runner
         finally:

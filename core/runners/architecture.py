@@ -34,10 +34,8 @@ def why_not_family(config: Any) -> str | None:
     """The same, as far as a config tells."""
     if config.model_type not in FAMILIES:
         return f"there is no fused forward for {config.model_type} models"
-    rotations = getattr(config, "rope_parameters", None) or {}
-    for rotation in [rotations] if "rope_theta" in rotations else rotations.values():
-        if isinstance(rotation, dict) and rotation.get("rope_type", "default") not in ROTATIONS:
-            return f"the model's rotary positions are of the kind {rotation['rope_type']}"
+    if odd := [kind for kind in rotations(config) if kind not in ROTATIONS]:
+        return f"the model's rotary positions are of the kind {odd[0]}"
     if activation_of(config) not in ACTIVATIONS:
         return f"the model's activation is {activation_of(config)}"
     if getattr(config, "final_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None):
@@ -45,6 +43,13 @@ def why_not_family(config: Any) -> str | None:
     if getattr(config, "use_bidirectional_attention", None):
         return "the model attends in both directions"
     return None
+
+
+def rotations(config: Any) -> list[str]:
+    """The kinds of rotary positions that a config asks for, one for every kind of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    each = [found] if "rope_theta" in found else found.values()
+    return [rotation.get("rope_type", "default") for rotation in each if isinstance(rotation, dict)]
 
 
 def activation_of(config: Any) -> str:

@@ -18,14 +18,20 @@ from torch import Tensor, nn
 
 from core.clock import off_the_clock, synchronise, timed_pass
 from core.errors import first_line
+from core.runners.architecture import rotations
 from core.runners.dynamic import DynamicRunner, early_exit_network, unlike
 from core.runners.features import Features, Tap
 from core.runners.static_cache import Inputs, StaticStore, run_pass
 
-CAPTURED_AT_ONCE = 17
-"""Passes over up to this many tokens (the longest automatic draft and the newest token) are captured when first fed;
-longer ones, such as trees, only when they come again, so that the chunks of a prompt stay eager."""
+CAPTURED_AT_ONCE, NEWEST = 17, 2
+"""Passes over up to this many tokens (the longest automatic draft and the newest token) are captured when first fed if
+all their rows are asked for, as a round does; so are those over the newest tokens alone, by which a model drafts. Large
+trees, the chunks of a prompt and what is left over of it are captured only when they come again."""
 LONGEST_CAPTURED = 80
+MOST_CAPTURED = 96
+"""Of one network; more stay eager. Rounds need 17 for every doubling of the text, and as many for their trees."""
+CHANGING = ("dynamic", "longrope")
+"""Kinds of rotary positions that a model computes anew, on the host, where the text has grown."""
 ATTENTION = {"full_attention", "sliding_attention"}
 
 
@@ -45,6 +51,8 @@ def why_not_static(network: Any) -> str | None:
     config = network.config.get_text_config(decoder=True)
     if odd := sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION):
         return f"the model has {odd[0].replace('_', ' ')} layers"
+    if changing := [kind for kind in rotations(config) if kind in CHANGING]:
+        return f"the model's rotary positions are of the kind {changing[0]}, which change with the length of the text"
     try:
         static = GraphRunner(network, config.vocab_size, 16, eager=True)
         where = unlike(DynamicRunner(network, config.vocab_size), static, config.vocab_size)
@@ -92,6 +100,12 @@ class GraphRunner:
         self._length += self._fed
         return logits
 
+    def reserve(self, length: int) -> None:
+        """Make room for a text of `length` tokens: growing later, on a run's clock, would void every captured pass."""
+        if self._store.reserve(length):
+            for passes in self._passes.values():
+                passes.forget()
+
     def watch(self, layers: Sequence[int]) -> Features:
         """From now on, until `reset`, keep the hidden states at these boundaries for every token fed."""
         self._features = Features(layers, self._length)
@@ -131,9 +145,7 @@ class GraphRunner:
     ) -> tuple[Tensor, Tensor | None]:
         """Feed ids [n] at position `start` through the first `layers` layers (None: all; a tuple: all, noting what is
         at these boundaries); logits [rows or n, vocab] and the features [n, …] asked for."""
-        if self._store.reserve(start + len(ids)):
-            for passes in self._passes.values():
-                passes.forget()
+        self.reserve(start + len(ids))
         logits, features = self._passes[layers](ids, start, parents, rows or len(ids))
         return logits[:, : self.vocab_size], features
 
@@ -193,7 +205,7 @@ class Passes:
         store.window.start.fill_(start)
         store.window.reach = store.reach_for(start + n)
         key = (n, store.window.reach, parents is not None)
-        if self._worth_capturing(key) and (captured := self._capture(key, ids, parents)):
+        if self._worth_capturing(key, rows) and (captured := self._capture(key, ids, parents)):
             # The next replay of any graph of the pool may overwrite them.
             logits, features = captured.replay(ids, parents)
             return logits[n - rows :].clone(), None if features is None else features.clone()
@@ -207,12 +219,15 @@ class Passes:
         self._captured.clear()
         self._side = None  # a memory pool whose graphs are all gone cannot be captured into again
 
-    def _worth_capturing(self, key: tuple[int, int, bool]) -> bool:
-        if self._eager or self.failure or key[0] > LONGEST_CAPTURED:
+    def _worth_capturing(self, key: tuple[int, int, bool], rows: int) -> bool:
+        if key in self._captured:
+            return True
+        n = key[0]
+        if self._eager or self.failure or n > LONGEST_CAPTURED or len(self._captured) >= MOST_CAPTURED:
             return False
         again = key in self._met
         self._met.add(key)
-        return again or key[0] <= CAPTURED_AT_ONCE
+        return again or n <= NEWEST or n == rows <= CAPTURED_AT_ONCE
 
     def _capture(self, key: tuple[int, int, bool], ids: Tensor, parents: Sequence[int] | None) -> Captured | None:
         if key not in self._captured:

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 Compiled = TypeVar("Compiled", bound=nn.Module)
 
 

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from core import costs
-from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, median_table, time_exit, time_passes, time_rounds
+from core.costs import (
+    MEASURED_LENGTHS,
+    REPEATS,
+    CostTable,
+    between_jumps,
+    median_table,
+    time_exit,
+    time_passes,
+    time_rounds,
+)
 from core.costs.rounds import RoundCosts
 
 COLD = 100.0

@@ -146,6 +146,25 @@ def test_capacity_doubles_up_to_the_limit():
     assert free._store.capacity == 16
 
 
+def test_a_run_makes_room_once(traced):
+    """What is captured then lives as long as the run: nothing moves under it."""
+    network, ids = target_of("llama"), torch.tensor(random_prompt(40))
+    runner = traced(network, capacity=8)
+    runner.reserve(40)
+    runner.feed(ids[:20], rows=1)
+    runner.feed(ids[20:21])
+    held = dict(runner._passes[None]._captured)
+    for at in range(21, 40):
+        runner.feed(ids[at : at + 1])
+    assert len(held) == 1 and runner._passes[None]._captured == held
+    model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
+    model.runner_kind, model._fused = GraphRunner.kind, None
+    with model.lease(50) as leased:
+        assert leased._store.capacity >= 50
+    with model.lease(1000) as leased:
+        assert leased._store.capacity >= 64
+
+
 def test_reach_follows_the_text_in_few_steps():
     """Attention reads what the text needs, in powers of two, so that few graphs serve all lengths."""
     store = GraphRunner(target_of("llama"), VOCABULARY, capacity=5000)._store
@@ -171,6 +190,9 @@ def test_what_a_static_cache_cannot_do_is_said_in_words():
     chunked = random_model("llama", seed=1)
     chunked.config.layer_types = ["chunked_attention"] * 2
     assert why_not_static(chunked) == "the model has chunked attention layers"
+    changing = random_model("llama", seed=1)
+    changing.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert "kind dynamic, which change with the length of the text" in why_not_static(changing)
 
 
 class NoStream:
@@ -204,14 +226,22 @@ def test_a_failed_capture_loses_neither_run_nor_result(monkeypatch):
         assert isinstance(runner, DynamicRunner)
 
 
-def test_which_passes_are_captured():
-    """Short ones at once, long ones when they come again, very long ones never."""
+def test_which_passes_are_captured(monkeypatch):
+    """What rounds feed at once, long passes and what is left over of a prompt when they come again, very long ones
+    never; and so many that memory is not theirs alone."""
+    import core.runners.graph
+
     passes = GraphRunner(target_of("llama"), VOCABULARY)._passes[None]
     passes._eager = False
-    assert passes._worth_capturing((17, 256, False))
-    assert not passes._worth_capturing((30, 256, True))
-    assert passes._worth_capturing((30, 256, True))
-    assert not any(passes._worth_capturing((256, 256, False)) for _ in range(3))
+    assert passes._worth_capturing((17, 256, False), 17)
+    assert passes._worth_capturing((2, 256, False), 1)
+    for key, rows in (((30, 256, True), 30), ((9, 256, False), 1)):
+        assert not passes._worth_capturing(key, rows)
+        assert passes._worth_capturing(key, rows)
+    assert not any(passes._worth_capturing((256, 256, False), 256) for _ in range(3))
+    monkeypatch.setattr(core.runners.graph, "MOST_CAPTURED", 1)
+    passes._captured[4, 256, False] = None
+    assert passes._worth_capturing((4, 256, False), 4) and not passes._worth_capturing((5, 256, False), 5)
 
 
 class Traced:

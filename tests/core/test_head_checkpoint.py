@@ -129,6 +129,10 @@ def with_absolute_ids(tensors):
     "config, tensors, sentence",
     [
         ({}, without("fc.weight"), "no weights of an EAGLE-3 head"),
+        ({}, without("lm_head.weight"), "is a head of EAGLE-1 or 2, .*; of trained heads, EAGLE-3 ones can be run"),
+        ({"architectures": ["Qwen3NextMTP"]}, lambda t: {"mtp.fc.weight": t["fc.weight"]}, r"\(MTP\), a part of the"),
+        ({}, lambda t: {"model.layers.61.eh_proj.weight": t["fc.weight"]}, r"\(MTP\)"),
+        ({}, lambda t: {"medusa_head.0.0.linear.weight": t["fc.weight"]}, "holds Medusa heads"),
         ({}, without("midlayer.mlp.up_proj.weight"), "do not fit its config"),
         ({}, without("d2t"), "does not say which"),
         ({}, with_absolute_ids, "not of offsets"),
@@ -155,4 +159,5 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(tmp_path):
 
 def test_a_model_is_no_head():
     assert not is_head({"architectures": ["LlamaForCausalLM"], "hidden_size": 8})
+    assert all(is_head({"architectures": [name]}) for name in ("EAGLEModel", "Qwen3NextMTP", "MedusaModel"))
     assert CONFIG.feature_width == 3 * WIDTH

@@ -24,8 +24,8 @@ from tiny import PADDED, random_model  # noqa: E402
 from transformers import LlamaConfig, Qwen3Config  # noqa: E402
 
 from core.heads import HeadNetwork  # noqa: E402
-from core.heads.checkpoint import describe_head, load_weights, save_head  # noqa: E402
 from core.heads.block import FusedHead  # noqa: E402
+from core.heads.checkpoint import describe_head, load_weights, save_head  # noqa: E402
 from core.heads.runner import HeadRunner  # noqa: E402
 
 STEPS, ROWS, LAYERS = 3, 24, (2, 3, 4)

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from app.compare.lanes import lane_names, short_precision, target_name
-from app.compare.servers import ServerContender, answer, connect_all, own_waits, server_row, warm_up
+from app.compare.servers import ServerContender, answer, connect_all, own_waits, server_row, warm
 from app.header import pair_name, short_pair
 from app.playground.race import end_event, run_head
 from app.serving import TOPS, Engine
@@ -193,7 +193,7 @@ def _ask_servers(comparison: Comparison, stop: Stop) -> Iterator[Event]:
     for contender in comparison.servers:
         if not contender.error and not stop():
             yield _status(comparison, f"Warming up: {contender.name} writes a few tokens that do not count.")
-            yield from warm_up(contender, comparison.prompts[0], stop)
+            yield from warm(contender, comparison.prompts[0], stop)
     for at, prompt in enumerate(comparison.prompts):
         for contender in comparison.servers:
             if contender.error or stop():

@@ -7,19 +7,17 @@ Their events are those of the other lanes, with `chunk` in place of `round`, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from app.serving.turns import Event, Stop, sentence
 from core.errors import UserError
 from core.records import Round, Run, Spread
-from core.servers import Server, ServerChunk, ServerRun, connect, first_parting, measure_run, open_lane
+from core.servers import Server, ServerChunk, ServerRun, connect, first_parting, measure_run, open_lane, warm_up
 from core.servers.records import percentile, pooled
 from core.settings import Settings
 from core.text import Prompt
-
-WARM_UP_TOKENS = 8
 
 
 @dataclass
@@ -89,14 +87,11 @@ def give_up(contender: ServerContender, error: Exception) -> Event:
     return {"e": "fail", "lane": str(contender.number), "text": contender.error}
 
 
-def warm_up(contender: ServerContender, prompt: Prompt, stop: Stop) -> Iterator[Event]:
+def warm(contender: ServerContender, prompt: Prompt, stop: Stop) -> Iterator[Event]:
     """One short answer that does not count."""
-    few = replace(contender.settings, max_new_tokens=min(WARM_UP_TOKENS, contender.settings.max_new_tokens))
     assert contender.server
     try:
-        with open_lane(contender.server, prompt.text, few, stop) as lane:
-            for _ in lane:
-                pass
+        warm_up(contender.server, prompt.text, contender.settings, stop)
     except Exception as error:
         yield give_up(contender, error)
 

@@ -2,6 +2,7 @@
 
     connect        an address -> Server: which engine, its version, its models
     open_lane      one answer as it streams, chunk by chunk; `lane.run` is the ServerRun it grows into
+    warm_up        a short answer that does not count, before those that do
     load           the same prompts at one reader and at many, step by step
     gains          the speed-up at each number of readers, and describe_crossing, where it turns into a loss
     first_parting  where the greedy texts of two servers part
@@ -13,7 +14,7 @@ server does not give is None, and its name stands in `missing`; nothing is estim
 
 from core.servers.connection import KEY_VARIABLE, refuse_public
 from core.servers.dialects import connect
-from core.servers.lane import ServerLane, open_lane
+from core.servers.lane import ServerLane, open_lane, warm_up
 from core.servers.load import Level, Load, LoadStep, finish, load
 from core.servers.records import (
     Parting,
@@ -54,4 +55,5 @@ __all__ = [
     "refuse_public",
     "server_run_from_dict",
     "server_table",
+    "warm_up",
 ]

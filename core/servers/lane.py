@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import Empty, Queue
 from types import TracebackType
 
@@ -19,6 +20,7 @@ EVENTS_PER_TOKEN, MORE_EVENTS = 4, 256
 """No server sends more events than this many a token and these besides."""
 LOOK_SECONDS = 0.1
 """How often Stop is looked at while the server is silent."""
+WARM_UP_TOKENS = 8
 
 
 def ask(connection: Connection, run: ServerRun, stop: Stop = never, counted: bool = True) -> Iterator[ServerChunk]:
@@ -141,3 +143,12 @@ def open_lane(server: Server, prompt: str, settings: Settings, stop: Stop = neve
     """An answer of a server, chunk by chunk. What reaches the server of the settings is `records.ASKED`; `chat` auto
     sends the prompt as a message, which the server puts into its own template, off as text to go on with."""
     return ServerLane(server, prompt, settings, stop)
+
+
+def warm_up(server: Server, prompt: str, settings: Settings, stop: Stop = never) -> Server:
+    """One short answer that is not counted; the server as its answer describes it. Raises UserError as a lane does."""
+    few = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
+    with open_lane(server, prompt, few, stop) as lane:
+        for _ in lane:
+            pass
+    return lane.run.server

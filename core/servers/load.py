@@ -21,7 +21,7 @@ from core.records import Spread
 from core.servers.connection import Connection
 from core.servers.counters import between
 from core.servers.dialects import counters
-from core.servers.lane import LOOK_SECONDS, ask
+from core.servers.lane import LOOK_SECONDS, ask, warm_up
 from core.servers.records import (
     Server,
     ServerRun,
@@ -38,7 +38,6 @@ MOST_READERS = 256
 ANSWERS_PER_READER = 2
 LEVEL_SECONDS = 120.0
 """A level ends then, with the answers that are complete."""
-WARM_UP_TOKENS = 8
 MOST_ERRORS = 3
 """Of a level, that are kept."""
 
@@ -136,7 +135,7 @@ def load(
     for at, server in enumerate(servers):
         if stop():
             break
-        found.servers[at] = _warm_up(server, prompts[0], settings)
+        found.servers[at] = warm_up(server, prompts[0], settings, stop)
         done += 1
         yield LoadStep(done, total, f"{server.name}: warm", found)
     for turn, number in enumerate(found.readers):
@@ -174,15 +173,6 @@ def check_readers(given: Sequence[int]) -> list[int]:
 
 def in_readers(number: int) -> str:
     return f"{number} reader{'' if number == 1 else 's'}"
-
-
-def _warm_up(server: Server, prompt: str, settings: Settings) -> Server:
-    """One short answer that is not counted; the server as its answer describes it."""
-    run = ServerRun(server, replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens)), prompt)
-    with Connection(server.address) as connection:
-        for _ in ask(connection, run, counted=False):
-            pass
-    return run.server
 
 
 @dataclass

@@ -9,7 +9,7 @@ What is computed from a run; every definition in one place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Literal
@@ -308,6 +308,21 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(median(values), min(values), max(values))
+
+
+def median_of_known(values: Iterable[float | None]) -> float | None:
+    """None where nothing is known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def percentile(weighted: Sequence[tuple[float, int]], share: float) -> float | None:
+    """The smallest of (value, how often it stands) that at least `share` of all do not exceed; None of nothing."""
+    enough, seen = share * sum(often for _, often in weighted), 0
+    for value, often in sorted(weighted):
+        if (seen := seen + often) >= enough:
+            return value
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
 from typing import Any
 
 from app.serving.turns import Event, Stop, sentence
 from core.errors import UserError
-from core.records import Round, Run, Spread
+from core.records import Run, median_of_known, percentile
 from core.servers import Server, ServerChunk, ServerRun, connect, first_parting, measure_run, open_lane, warm_up
-from core.servers.records import percentile, pooled
+from core.servers.records import pooled
+from core.servers.report import sum_up
 from core.settings import Settings
 from core.text import Prompt
 
@@ -143,6 +143,8 @@ def end_event(lane: str, run: ServerRun) -> Event:
 
 # Rows of the table
 
+WAITS = ("first_token_seconds", "token_seconds", "token_seconds_p95")
+
 
 def server_row(
     contender: ServerContender, servers: Sequence[ServerContender], ours: Mapping[int, Mapping[int, Run]]
@@ -152,12 +154,9 @@ def server_row(
     `acceptance_rate` is accepted ÷ drafted, as servers count it; `server` has what only they have.
     """
     runs = contender.counted()
-    metrics = [measure_run(run) for run in runs.values()]
-    speeds = [each.tokens_per_second for each in metrics if each.tokens_per_second]
+    found = sum_up(list(runs.values()))
     counts = [run.speculation for run in runs.values()]
     counted = pooled([each for each in counts if each]) if counts and all(counts) else None
-    passes = [each.tokens_per_pass for each in counts if each and each.tokens_per_pass]
-    clocks = list(dict.fromkeys(each.clock for each in metrics))
     return {
         "name": contender.name,
         "pair": contender.models or contender.address,
@@ -165,26 +164,24 @@ def server_row(
         "method": "server",
         "baseline": False,
         "added": False,
-        "prompts": len(runs),
-        "tokens_per_second": asdict(Spread.of(speeds)) if speeds else None,
+        "prompts": found["prompts"],
+        "tokens_per_second": found["tokens_per_second"],
         "ratio_to_plain": None,
         "acceptance_rate": counted.acceptance_rate if counted else None,
-        "tokens_per_round": median(passes) if passes else None,
+        "tokens_per_round": median_of_known(each.tokens_per_pass for each in counts if each),
         "accepted_by_position": [],
         "drafts_by_position": [],
         "weight_bytes": None,
         "identical": None,
         "error": contender.error,
-        "first_token_seconds": _middle([each.first_token_seconds for each in metrics]),
-        "token_seconds": _middle([each.token_seconds for each in metrics]),
-        "token_seconds_p95": _middle([each.token_seconds_p95 for each in metrics]),
+        **{name: found[name] for name in WAITS},
         "server": {
-            "clock": clocks[0] if len(clocks) == 1 else "mixed" if clocks else None,
-            "counted": "chunks" if any(each.counted == "chunks" for each in metrics) else "tokens",
+            "clock": found["clock"],
+            "counted": found["counted"],
             "drafted": counted.drafted if counted else None,
             "accepted": counted.accepted if counted else None,
             "shared": any(each.shared for each in counts if each),
-            "missing": list(dict.fromkeys(word for run in runs.values() for word in run.missing)),
+            "missing": found["missing"],
             "same": same_text(contender, runs, servers, ours),
         },
     }
@@ -192,26 +189,12 @@ def server_row(
 
 def own_waits(runs: Sequence[Run]) -> dict[str, float | None]:
     """The waiting times of a lane of ours in engine time, as a server's row has them: medians over its prompts."""
-    waits = [
-        [(_seconds(each) / len(each.kept), len(each.kept)) for each in run.rounds[1:] if each.kept] for run in runs
-    ]
+    waits = [[(each.seconds / len(each.kept), len(each.kept)) for each in run.rounds[1:] if each.kept] for run in runs]
     firsts = [
-        run.prefill_seconds + run.draft_prefill_seconds + _seconds(first) for run in runs for first in run.rounds[:1]
+        run.prefill_seconds + run.draft_prefill_seconds + first.seconds for run in runs for first in run.rounds[:1]
     ]
-    return {
-        "first_token_seconds": _middle(firsts),
-        "token_seconds": _middle([percentile(each, 0.5) for each in waits]),
-        "token_seconds_p95": _middle([percentile(each, 0.95) for each in waits]),
-    }
-
-
-def _seconds(round_: Round) -> float:
-    return round_.draft_seconds + round_.verify_seconds + round_.other_seconds
-
-
-def _middle(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    found = (firsts, [percentile(each, 0.5) for each in waits], [percentile(each, 0.95) for each in waits])
+    return {name: median_of_known(values) for name, values in zip(WAITS, found)}
 
 
 def same_text(

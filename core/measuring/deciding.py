@@ -12,7 +12,7 @@ from math import comb
 from statistics import median
 from typing import Any, Literal
 
-from core.records import Run, summarise
+from core.records import Run, percentile, summarise
 
 CONFIDENCE = 0.9
 SAME = 0.05
@@ -106,5 +106,7 @@ class Latency:
 
 def latency(runs: Iterable[Run]) -> Latency:
     rounds = [round_ for run in runs for round_ in run.rounds if round_.kept]
-    each: list[float] = sorted(round_.seconds / len(round_.kept) for round_ in rounds for _ in round_.kept)
-    return Latency(median(each), each[min(len(each) - 1, int(0.95 * len(each)))], max(r.seconds for r in rounds))
+    waits = [(round_.seconds / len(round_.kept), len(round_.kept)) for round_ in rounds]
+    middle, late = percentile(waits, 0.5), percentile(waits, 0.95)
+    assert middle is not None and late is not None
+    return Latency(middle, late, max(round_.seconds for round_ in rounds))

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, Queue
-from statistics import median
 from threading import Event, Thread
 from typing import Any
 
 from core.errors import UserError
 from core.progress import Stop, never
-from core.records import Spread
+from core.records import Spread, median_of_known, percentile
 from core.servers.connection import Connection
 from core.servers.counters import between
 from core.servers.dialects import counters
@@ -28,7 +27,6 @@ from core.servers.records import (
     Speculation,
     measure_run,
     per_pass,
-    percentile,
     pooled,
     speculation_from_dict,
 )
@@ -295,7 +293,7 @@ def _sum_up(readers: int, answers: Sequence[_Answer], busy: float, cut: bool) ->
         seconds=busy,
         tokens_per_second=arrived / busy if whole and busy > 0 else None,
         per_reader=Spread.of(speeds) if speeds else None,
-        first_token_seconds=median(waited) if waited else None,
+        first_token_seconds=median_of_known(waited),
         first_token_p95=percentile([(seconds, 1) for seconds in waited], 0.95),
         speculation=_of_answers(whole),
         cut=cut,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from core.records import SCHEMA, Outcome, StopReason
+from core.records import SCHEMA, Outcome, StopReason, percentile
 from core.settings import Settings
 
 Engine = Literal["vLLM", "SGLang", "llama.cpp", "OpenAI-compatible"]
@@ -286,15 +286,6 @@ def _waits(chunks: Sequence[ServerChunk], weights: Sequence[int]) -> list[tuple[
         else:
             arrivals.append((chunk.seconds, tokens))
     return [((now - before) / tokens, tokens) for (before, _), (now, tokens) in pairwise(arrivals) if tokens]
-
-
-def percentile(weighted: Sequence[tuple[float, int]], share: float) -> float | None:
-    """The smallest of (value, how often it stands) that at least `share` of all do not exceed; None of nothing."""
-    enough, seen = share * sum(often for _, often in weighted), 0
-    for value, often in sorted(weighted):
-        if (seen := seen + often) >= enough:
-            return value
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from statistics import median
 from typing import Any
 
-from core.records import SCHEMA, Spread
+from core.records import SCHEMA, Spread, median_of_known
 from core.servers.load import Load, in_readers
 from core.servers.records import ASKED, Parting, ServerRun, first_parting, measure_run
 
@@ -145,34 +144,29 @@ def load_document(load: Load) -> dict[str, Any]:
 
 def row(load: Load, server: int) -> dict[str, Any]:
     """What a server's answers at its first level come to, over the prompts: medians, with the spread of the speed."""
-    runs = load.runs[server]
-    metrics = [measure_run(run) for run in runs]
-    speeds = [found.tokens_per_second for found in metrics if found.tokens_per_second]
     level = next(iter(load.of(server)), None)
     counted = level.speculation if level else None
+    speculation = counted.to_dict() if counted else None
+    return {"name": label(load, server), **sum_up(load.runs[server]), "speculation": speculation}
 
-    def middle(name: str) -> float | None:
-        values = [value for found in metrics if (value := getattr(found, name)) is not None]
-        return median(values) if values else None
 
+MEDIANS = ("reader_tokens_per_second", "first_token_seconds", "token_seconds", "token_seconds_p95")
+
+
+def sum_up(runs: Sequence[ServerRun]) -> dict[str, Any]:
+    """A server's answers to so many prompts: medians, with the spread of the speed, and what any answer lacks. Figures
+    are None without answers; `clock` is "mixed" where some have the server's own timings and some have not."""
+    metrics = [measure_run(run) for run in runs]
+    speeds = [found.tokens_per_second for found in metrics if found.tokens_per_second]
+    clocks, counted = ({getattr(found, name) for found in metrics} for name in ("clock", "counted"))
     return {
-        "name": label(load, server),
         "prompts": len(runs),
         "tokens_per_second": asdict(Spread.of(speeds)) if speeds else None,
-        "counted": level.counted if level else None,
-        "clock": metrics[0].clock if metrics else None,
-        "reader_tokens_per_second": middle("reader_tokens_per_second"),
-        "first_token_seconds": middle("first_token_seconds"),
-        "token_seconds": middle("token_seconds"),
-        "token_seconds_p95": middle("token_seconds_p95"),
-        "speculation": counted.to_dict() if counted else None,
-        "missing": _missing(runs),
+        "counted": "chunks" if "chunks" in counted else "tokens" if counted else None,
+        "clock": "mixed" if len(clocks) > 1 else next(iter(clocks), None),
+        **{name: median_of_known(getattr(found, name) for found in metrics) for name in MEDIANS},
+        "missing": list(dict.fromkeys(word for run in runs for word in run.missing)),
     }
-
-
-def _missing(runs: Sequence[ServerRun]) -> list[str]:
-    """What any answer lacks, in the order of the first."""
-    return list(dict.fromkeys(word for run in runs for word in run.missing))
 
 
 def notes(load: Load) -> list[str]:

@@ -14,11 +14,11 @@ from itertools import count
 from typing import Any
 
 from app.compare.lanes import lane_names, short_precision, target_name
-from app.compare.servers import ServerContender, answer, connect_all, own_waits, server_row, warm
+from app.compare.servers import ServerContender, answer, connect_all, give_up, own_waits, server_row, warm
 from app.header import pair_name, short_pair
 from app.playground.race import end_event, run_head
 from app.serving import TOPS, Engine
-from app.serving.turns import Event, Stop, fetching, loading, sentence
+from app.serving.turns import Event, Stop, fetching, loading
 from core.errors import Cancelled, UserError
 from core.measuring.comparison import NEEDS_DRAFT, Contender, Heat, counted, heats, row
 from core.records import Round, Run, Settings
@@ -323,12 +323,6 @@ def _shown(lane: Tolerant, round_: Round) -> Iterator[Event]:
     yield event
     if lane.run.stop_reason:
         yield end_event(str(lane.contender.number), lane.run)
-
-
-def give_up(contender: Contender, error: Exception) -> Event:
-    """Why a lane sits out the rest. One that was added says so in its row of the table."""
-    contender.error = sentence(error)
-    return {"e": "fail", "lane": str(contender.number), "text": contender.error}
 
 
 def _progress(comparison: Comparison, lanes: Sequence[Contender | ServerContender], at: int) -> str:

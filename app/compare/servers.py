@@ -12,6 +12,7 @@ from typing import Any
 
 from app.serving.turns import Event, Stop, sentence
 from core.errors import UserError
+from core.measuring.comparison import Contender
 from core.records import Run, median_of_known, percentile
 from core.servers import Server, ServerChunk, ServerRun, connect, first_parting, measure_run, open_lane, warm_up
 from core.servers.records import pooled
@@ -81,8 +82,8 @@ def name_event(contender: ServerContender) -> Event:
     return {"e": "name", "lane": str(contender.number), "name": contender.name, "models": contender.models}
 
 
-def give_up(contender: ServerContender, error: Exception) -> Event:
-    """Why a server sits out the rest."""
+def give_up(contender: Contender | ServerContender, error: Exception) -> Event:
+    """Why a lane sits out the rest. One that was added says so in its row of the table."""
     contender.error = sentence(error)
     return {"e": "fail", "lane": str(contender.number), "text": contender.error}
 

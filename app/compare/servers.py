@@ -36,10 +36,8 @@ class ServerContender:
 
     @property
     def name(self) -> str:
-        """Engine and version as reported, with what it drafts with where it says so."""
-        if self.server is None:
-            return self.address
-        return f"{self.server.name}, {self.server.drafter}" if self.server.drafter else self.server.name
+        """As the server reports it, once it was asked."""
+        return self.server.title if self.server else self.address
 
     @property
     def models(self) -> str:

@@ -43,6 +43,11 @@ class Server:
         """Engine and version, as a table or a lane is headed."""
         return f"{self.engine} {self.version}" if self.version else self.engine
 
+    @property
+    def title(self) -> str:
+        """The name, with what it drafts with where it says so."""
+        return f"{self.name}, {self.drafter}" if self.drafter else self.name
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "models": list(self.models)}
 

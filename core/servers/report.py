@@ -115,9 +115,8 @@ def describe_same(found: SameText, load: Load) -> str:
 def label(load: Load, server: int) -> str:
     """A server's name, with its drafter and place where another of the same name is measured too."""
     it = load.servers[server]
-    named = f"{it.name}, {it.drafter}" if it.drafter else it.name
     alike = [each.name for each in load.servers].count(it.name) > 1
-    return f"{named} ({it.address.partition('//')[2]})" if alike else named
+    return f"{it.title} ({it.address.partition('//')[2]})" if alike else it.title
 
 
 def load_document(load: Load) -> dict[str, Any]:

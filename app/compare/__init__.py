@@ -115,14 +115,13 @@ class Compare:
         self, prompt: str, kind: str, count: int, visit: Visit, request: gr.Request, *values: Any
     ) -> Iterator[Values]:
         """The page's own way: `values` are those of the sidebar's controls, then each lane's."""
-        controls: dict[str, Any] = dict(zip(CONTROLS, values))
-        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(CONTROLS) :])]
+        controls, lanes = self._read(count, values)
         comparisons: list[Comparison] = []
         kind = "" if kind == ONE_PROMPT else kind
         with self.stops.watch(request) as stop:
             unchanged = [gr.skip()] * (len(PLOTS) + 2)
             value = ""
-            for value in stream(guarded(self._events(lanes[:count], prompt, kind, controls, stop.is_set, comparisons))):
+            for value in stream(guarded(self._events(lanes, prompt, kind, controls, stop.is_set, comparisons))):
                 yield value, *unchanged
         if comparisons and (comparisons[0].runs() or comparisons[0].server_runs()):
             visit.add("comparison", comparisons[0].runs(), servers=comparisons[0].server_runs())
@@ -179,6 +178,11 @@ class Compare:
     def _kinds(self) -> list[str]:
         return [kind for kind in dict.fromkeys(each.kind for each in self.prompts) if kind]
 
+    def _read(self, count: int, values: Values) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The sidebar's controls by name, and the lanes as those of the API, from the values that `run` takes."""
+        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(CONTROLS) :])]
+        return dict(zip(CONTROLS, values)), lanes[:count]
+
     def _lane(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """What the controls of a lane say, as a lane of the API."""
         lane = {name: chosen[name] for name in ("precision", "method", "draft_length") if chosen[name] != SIDEBAR}
@@ -194,8 +198,7 @@ class Compare:
 
     def _servers(self, count: int, *values: Any) -> list[ServerContender]:
         """The lanes that are running servers, of the number of lanes and the values that `run` takes."""
-        controls: dict[str, Any] = dict(zip(CONTROLS, values))
-        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(CONTROLS) :])][:count]
+        controls, lanes = self._read(count, values)
         found = lanes_from(self.engine.settings, controls, lanes, self.most_new_tokens)
         return [each for each in found if isinstance(each, ServerContender)]
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
+
+from loopback import answering
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -46,25 +47,13 @@ class StandInHub:
 @contextmanager
 def stand_in_hub() -> Iterator[StandInHub]:
     hub = StandInHub()
-
-    class Handler(_Handler):
-        hub: StandInHub
-
-    Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
+    with answering(_Handler, hub):
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    hub: StandInHub
+    it: StandInHub
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -72,11 +61,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
     def _answer(self) -> None:
-        hub, path = self.hub, self.path.partition("?")[0]
+        hub, path = self.it, self.path.partition("?")[0]
         hub.requests.append((self.command, path, self.headers.get("Range")))
         if sent := self.headers.get("Authorization"):
             hub.tokens.add(sent.removeprefix("Bearer "))
@@ -90,12 +76,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _known(self, repository: str, revision: str) -> Path | None:
         """The folder of a repository; None after having refused."""
-        if repository not in self.hub.repositories:
+        if repository not in self.it.repositories:
             self._refuse(401, "RepoNotFound", "no such repository")
         elif revision not in ("main", COMMIT):
             self._refuse(404, "RevisionNotFound", "no such revision")
         else:
-            return self.hub.repositories[repository]
+            return self.it.repositories[repository]
         return None
 
     def _listing(self, repository: str, revision: str, tree: bool) -> None:
@@ -116,17 +102,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, repository: str, revision: str, name: str) -> None:
         if (folder := self._known(repository, revision)) is None:
             return None
-        if repository in self.hub.gated and f"Bearer {self.hub.token}" != self.headers.get("Authorization"):
+        if repository in self.it.gated and f"Bearer {self.it.token}" != self.headers.get("Authorization"):
             return self._refuse(403, "GatedRepo", f"Access to {repository} is restricted")
         if not (folder / name).is_file():
             return self._refuse(404, "EntryNotFound", "no such file")
         entry = self._describe(folder / name)
         data, start = (folder / name).read_bytes(), 0
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if asked and self.hub.ranges:
+        if asked and self.it.ranges:
             start = int(asked[1])
-        end = min(int(asked[2]) + 1, len(data)) if asked and self.hub.ranges and asked[2] else len(data)
-        self.send_response(206 if asked and self.hub.ranges else 200)
+        end = min(int(asked[2]) + 1, len(data)) if asked and self.it.ranges and asked[2] else len(data)
+        self.send_response(206 if asked and self.it.ranges else 200)
         self.send_header("Content-Length", str(end - start))
         self.send_header("ETag", f'"{entry["lfs"]["sha256"] if "lfs" in entry else entry["blobId"]}"')
         self.send_header("X-Repo-Commit", COMMIT)
@@ -139,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, data: bytes) -> None:
         """The bytes of a file, in pieces, until a fault that was asked for."""
-        drop, hub = None, self.hub
+        drop, hub = None, self.it
         if hub.drop_after is not None and hub.drops and len(data) > hub.drop_after:
             drop, hub.drops = hub.drop_after, hub.drops - 1
         try:

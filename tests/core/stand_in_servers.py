@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from http.server import BaseHTTPRequestHandler
+from threading import Lock
+
+from loopback import answering
 
 WORDS = ["The", " sky", " is", " blue", " be", "cause", " of", " the", " light", "."]
 STEPS = [(3, 2), (3, 0), (2, 2), (3, 1)]
@@ -56,27 +58,13 @@ class StandInServer:
 @contextmanager
 def stand_in_server(dialect: str, **faults: object) -> Iterator[StandInServer]:
     stand_in = StandInServer(dialect, **faults)  # type: ignore[arg-type]
-
-    class Handler(_Handler):
-        it = stand_in
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    stand_in.address = f"http://127.0.0.1:{server.server_port}"
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
+    with answering(_Handler, stand_in):
         yield stand_in
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     it: StandInServer
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         self._take({})

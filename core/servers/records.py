@@ -314,31 +314,23 @@ def first_parting(first: ServerRun, second: ServerRun) -> Parting | None:
     (of the same tokenizer, that is: the same model), else by character."""
     one, other = first.token_ids, second.token_ids
     if one and other:
-        at = _common(one, other)
-        if at == min(len(one), len(other)):
-            return None
-        start, start_other = _offset(first, at), _offset(second, at)
-        return Parting(
-            "token",
-            at,
-            first.text[max(0, start - CONTEXT) : start],
-            first.text[start : start + CONTEXT],
-            second.text[start_other : start_other + CONTEXT],
-        )
-    at = _common(first.text, second.text)
-    if at == min(len(first.text), len(second.text)):
-        return None
-    return Parting(
-        "character",
-        at,
-        first.text[max(0, at - CONTEXT) : at],
-        first.text[at : at + CONTEXT],
-        second.text[at : at + CONTEXT],
-    )
+        at = _differing(one, other)
+        return None if at is None else _parting("token", at, first, second, _offset(first, at), _offset(second, at))
+    at = _differing(first.text, second.text)
+    return None if at is None else _parting("character", at, first, second, at, at)
 
 
-def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+def _differing(first: Sequence[Any], second: Sequence[Any]) -> int | None:
+    return next((at for at, (a, b) in enumerate(zip(first, second)) if a != b), None)
+
+
+def _parting(
+    unit: Literal["token", "character"], at: int, first: ServerRun, second: ServerRun, start: int, start_other: int
+) -> Parting:
+    """At this token or character, which begins in the two texts at `start` and `start_other`."""
+    shared = first.text[max(0, start - CONTEXT) : start]
+    goes_on = (run.text[begin : begin + CONTEXT] for run, begin in ((first, start), (second, start_other)))
+    return Parting(unit, at, shared, *goes_on)
 
 
 def _offset(run: ServerRun, position: int) -> int:

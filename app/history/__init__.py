@@ -117,27 +117,52 @@ def lanes(entry: Entry) -> list[list[Head]]:
 
 def row(entry: Entry) -> dict[str, Any]:
     """An entry in the list, in figures; None where there is none."""
-    if not entry.heads:
-        return _server_row(entry)
-    drafting, plain = _drafting(entry), _plain(entry)
-    shown = drafting[0] if drafting else plain
-    others = len(lanes(entry)) + len(server_lanes(entry)) - bool(drafting) - bool(plain)
-    first, settings = shown[0], shown[0]["settings"]
+    found = _own_row(entry) if entry.heads else _server_row(entry)
+    first, others = found.pop("first"), found.pop("others")
     return {
         "number": entry.number,
         "kind": entry.kind,
         "label": entry.label,
         "when": entry.when.isoformat(timespec="seconds"),
         "prompt": first["prompt"][:120],
-        "pair": pair_name(first["environment"]),
-        "method": METHODS[settings["method"]][0] + (f" + {others} more" if others > 0 else ""),
+        "temperature": first["settings"]["temperature"],
+        "stopped": any(head["stop_reason"] == "cancelled" for head in [*entry.heads, *entry.server_heads]),
+        **found,
+        "method": found["method"] + (f" + {others} more" if others > 0 else ""),
+    }
+
+
+def _own_row(entry: Entry) -> dict[str, Any]:
+    """What the list says of an entry with runs of ours; `first` is the one it speaks of, with `others` more lanes."""
+    drafting, plain = _drafting(entry), _plain(entry)
+    shown = drafting[0] if drafting else plain
+    settings = shown[0]["settings"]
+    return {
+        "first": shown[0],
+        "others": len(lanes(entry)) + len(server_lanes(entry)) - bool(drafting) - bool(plain),
+        "pair": pair_name(shown[0]["environment"]),
+        "method": METHODS[settings["method"]][0],
         "draft_length": settings["draft_length"] if settings["method"] in ONLY_FOR["draft_length"] else None,
-        "temperature": settings["temperature"],
         "speculative": speed(drafting[0]) if drafting else None,
         "plain": speed(plain) if plain else None,
         "speedup": _ratio(speed(drafting[0]), speed(plain)) if drafting and plain else None,
         "acceptance": _mean(shown, "acceptance_rate"),
-        "stopped": any(head["stop_reason"] == "cancelled" for head in entry.heads),
+    }
+
+
+def _server_row(entry: Entry) -> dict[str, Any]:
+    """The same of an entry of servers' answers alone."""
+    shown, *others = server_lanes(entry)
+    return {
+        "first": shown[0],
+        "others": len(others),
+        "pair": server_name(shown[0]),
+        "method": shown[0]["server"]["drafter"] or "running server",
+        "draft_length": None,
+        "speculative": _mean(shown, "tokens_per_second"),
+        "plain": None,
+        "speedup": None,
+        "acceptance": _mean_counted(shown, "acceptance_rate"),
     }
 
 
@@ -165,28 +190,6 @@ def server_name(head: Head) -> str:
     """Engine and version as the server reported them."""
     server = head["server"]
     return " ".join(part for part in (server["engine"], server["version"]) if part)
-
-
-def _server_row(entry: Entry) -> dict[str, Any]:
-    """An entry of servers' answers alone, in the list."""
-    first, *others = server_lanes(entry)
-    head = first[0]
-    return {
-        "number": entry.number,
-        "kind": entry.kind,
-        "label": entry.label,
-        "when": entry.when.isoformat(timespec="seconds"),
-        "prompt": head["prompt"][:120],
-        "pair": server_name(head),
-        "method": (head["server"]["drafter"] or "running server") + (f" + {len(others)} more" if others else ""),
-        "draft_length": None,
-        "temperature": head["settings"]["temperature"],
-        "speculative": _mean(first, "tokens_per_second"),
-        "plain": None,
-        "speedup": None,
-        "acceptance": _mean_counted(first, "acceptance_rate"),
-        "stopped": any(head["stop_reason"] == "cancelled" for head in entry.server_heads),
-    }
 
 
 def _server_column(lane: list[Head]) -> dict[str, Any]:

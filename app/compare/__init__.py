@@ -12,20 +12,17 @@ from gradio.events import api
 
 from app.api import takes_settings
 from app.assets import asset
+from app.compare.controls import MARKS, lane_controls
 from app.compare.events import Comparison, compare, fastest, fetch_all, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
 from app.compare.lanes import (
-    ADDRESS,
     FEWEST,
     KEYS,
     MOST,
-    SAME,
     SERVER,
     SIDEBAR,
     chosen_lanes,
     lanes_from,
-    needed,
-    short_precision,
 )
 from app.compare.many_readers import ManyReaders
 from app.compare.servers import ServerContender
@@ -37,15 +34,14 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Visit
-from app.settings import CONTROLS, HAS_LENGTH, MOST_NEW_TOKENS, prompt_text
-from app.sidebar import control
+from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
 from app.sidebar.picker import OTHER, Choice
 from app.tokens import stream
 from core.errors import UserError
 from core.progress import never
 from core.records import SCHEMA
 from core.servers import refuse_public
-from core.settings import METHODS, PRECISIONS, SPECS, Settings
+from core.settings import Settings
 from core.text import Prompt
 
 ONE_PROMPT, ALL = "this prompt", "all"
@@ -239,7 +235,7 @@ class Compare:
                     elem_id="compare-count",
                 )
             run, stop = run_and_stop("compare", "Compare")
-        lanes, rows = self._lanes(methods, shown)
+        lanes, rows = lane_controls(self.choices, methods, shown, not self.engine.public)
         comparison = component(shown)
         winner = gr.State({})
         use = gr.Button("Use the fastest", visible=False, elem_id="compare-use", min_width=180)
@@ -283,94 +279,6 @@ class Compare:
     def _starting_methods(self) -> list[str]:
         reasons = self.engine.methods(self.engine.load(self.engine.settings))
         return [method for method in STARTING_METHODS if reasons.get(method, "") is None]
-
-    def _lanes(self, methods: list[str], shown: int) -> tuple[list[Values], list[gr.Row]]:
-        """The controls of every lane, in the order of `app.compare.lanes.LANE`, and the rows that they stand in."""
-        lanes, rows = [], []
-        with gr.Column(elem_id="compare-lanes"):
-            html_block(_HEADS, elem_id="lane-heads")
-            for number in range(1, MOST + 1):
-                with selectors(None, "compare-lane", visible=number <= shown) as row:
-                    html_block(_MARK.format(number=number, mark=MARKS[number - 1]), elem_classes="lane-name")
-                    lanes.append(self._lane_controls(number, methods[(number - 1) % len(methods)]))
-                rows.append(row)
-        return lanes, rows
-
-    def _lane_controls(self, number: int, method: str) -> Values:
-        """A lane's controls; where a lane takes its text from comes first and decides which of the others it needs."""
-        usual = [(SIDEBAR, SIDEBAR)] if number == 1 else [(SAME, SAME), (SIDEBAR, SIDEBAR)]
-        lengths = range(1, (SPECS["draft_length"].most_on_page or 0) + 1)
-
-        def choice(name: str, label: str, info: str, choices: list[Any], value: str, **how: Any) -> gr.Dropdown:
-            return chooser(f"Lane {number}: {label}", info, choices, value, elem_classes=f"lane-{name}", **how)
-
-        pair = choice(
-            "pair",
-            "pair",
-            "The models of this lane. Lanes of one target race at once; other targets are loaded in turn.",
-            [
-                *usual,
-                *((choice.label, value) for value, choice in self.choices.items()),
-                *([] if self.engine.public else [(SERVER, SERVER)]),
-            ],
-            usual[0][1],
-        )
-        server, model = (
-            gr.Textbox(
-                label=f"{label} of lane {number}",
-                info=info,
-                placeholder=example,
-                max_lines=1,
-                visible=False,
-                elem_classes=f"lane-{name}",
-            )
-            for name, label, info, example in ADDRESS
-        )
-        target, draft = (
-            control(
-                name,
-                Settings(),
-                label=f"{SPECS[name].label} of lane {number}",
-                visible=False,
-                elem_id=None,
-                elem_classes=f"lane-{name}",
-            )
-            for name in ("target", "draft")
-        )
-        precision = choice(
-            "precision",
-            "precision",
-            "How many bits a weight takes in this lane. Another precision is another target: it runs in turn.",
-            [*usual, *((short_precision(p), p) for p in PRECISIONS)],
-            usual[0][1],
-        )
-        chosen = choice(
-            "method",
-            "method",
-            "Who guesses the next tokens in this lane.",
-            [(names[0], name) for name, names in METHODS.items()],
-            method,
-        )
-        length = choice(
-            "length",
-            "draft length",
-            "How many tokens this lane proposes before the target checks them.",
-            [*usual, ("auto", "auto"), *((str(n), n) for n in lengths)],
-            usual[0][1],
-            visible=method in HAS_LENGTH,
-        )
-        shown = lambda pair, method: [gr.update(visible=each) for each in needed(pair, method)]  # noqa: E731
-        pair.change(shown, [pair, chosen], [target, draft, server, model, precision, chosen, length], **QUIET)
-        chosen.change(lambda method: gr.update(visible=method in HAS_LENGTH), chosen, length, **QUIET)
-        return pair, target, draft, precision, chosen, length, server, model
-
-
-MARKS = "●◆■▲"
-"""Of each lane, here, in its pane and in the charts."""
-_MARK = '<p class="lane-mark" data-lane="{number}"><i aria-hidden="true">{mark}</i> <b>Lane {number}</b></p>'
-_HEADS = (
-    '<p aria-hidden="true"><span>Models</span><span>Precision</span><span>Method</span><span>Draft length</span></p>'
-)
 
 
 def _settings_of(lane: Settings | ServerContender) -> Settings:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fakes import ENVIRONMENT, FakeEngine
 
-from app.compare import SAME, SIDEBAR, Compare, chosen_lanes
+from app.compare import Compare
 from app.compare.events import WARM_UP_TOKENS, Comparison, compare, fetch_all, notes, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
-from app.compare.lanes import LANE, lane_names, lanes_from
+from app.compare.lanes import LANE, SAME, SIDEBAR, chosen_lanes, lane_names, lanes_from
 from app.serving.device import Device
 from app.serving.turns import guarded
 from app.settings import CONTROLS

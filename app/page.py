@@ -115,7 +115,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             with gr.Tab("Explain", id="explain") as tab:
                 Explain(engine, device, public).build(visit, tab)
             with gr.Tab("History", id="history") as tab:
-                History().build(visit, race, tabs, tab)
+                History(comparison).build(visit, race, tabs, tab)
         # Gradio lets a state go with its tab once it was set; one that was only changed would stay for ever.
         page.load(lambda visit: visit, visit, visit, **QUIET)
         opened = take_away.connect(page, prompt, controls, visit)

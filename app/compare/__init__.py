@@ -12,6 +12,7 @@ from gradio.events import api
 
 from app.api import takes_settings
 from app.assets import asset
+from app.compare.again import again, again_events
 from app.compare.controls import MARKS, lane_controls
 from app.compare.events import Comparison, compare, fastest, fetch_all, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
@@ -33,10 +34,10 @@ from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
-from app.serving.visit import Visit
+from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
 from app.sidebar.picker import OTHER, Choice
-from app.tokens import stream
+from app.tokens import Window, encode, stream
 from core.errors import UserError
 from core.progress import never
 from core.records import SCHEMA
@@ -66,6 +67,7 @@ class Compare:
         self.choices = choices
         self.most_new_tokens = most_new_tokens
         self.stops = Stops()
+        self.places: list[Any] = []
         self.prompts = starting_prompts(engine.chat)
         self.many_readers = ManyReaders(device, self.prompts, self._servers)
 
@@ -202,6 +204,18 @@ class Compare:
         """Stop this visitor's comparison; what is finished is kept."""
         self.stops.stop(request)
 
+    def again(self, entry: Entry) -> list[Any]:
+        """An entry with running servers as it looked when it ended, for the components of `places`."""
+        document = entry.document()
+        comparison = again(document)
+        shown = Window().add(encode(event) for event in again_events(comparison))
+        found = [shown, *_plots(comparison.rows()), gr.update(visible=False)]
+        if self.engine.public:
+            return found
+        if entry.kind == "load":
+            return [*found, *self.many_readers.again(document, entry.number)]
+        return [*found, *[gr.skip()] * (len(self.places) - len(found))]
+
     def build(self, controls: dict[str, Any], visit: gr.State, tabs: gr.Tabs) -> None:
         """Lay out the tab and wire its buttons."""
         methods = self._starting_methods()
@@ -242,8 +256,9 @@ class Compare:
         with gr.Row(elem_id="compare-plots"):
             plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in PLOTS]
         chosen_values = [*(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)]
+        self.places = [comparison, *plots, use]
         if not self.engine.public:
-            self.many_readers.build(visit, kind, [count, *chosen_values])
+            self.places += self.many_readers.build(visit, kind, [count, *chosen_values])
         _follow(count, rows)
         kind.change(self._show_prompts, kind, [prompt, chosen], **QUIET)
         gr.on(

@@ -18,7 +18,7 @@ from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Visit
 from app.tokens.charts import SERIES, Chart, Style, add_line, figure
 from core.errors import UserError
-from core.servers import connect, describe_crossing, gains, load, load_document
+from core.servers import connect, describe_crossing, gains, load, load_document, load_from_document
 from core.servers.load import Load
 from core.servers.report import describe_same, label, notes, same_texts
 from core.text import Prompt
@@ -32,6 +32,7 @@ IDLE = (
     "two servers never both are asked at a time."
 )
 PLOTS = 3
+SAVE = "Save the measurement as JSON: the document of python -m core bench --server, to be opened again in History"
 Asked = Callable[..., list[ServerContender]]
 """The servers that the lanes name, from the values of Compare's controls."""
 
@@ -45,9 +46,10 @@ class ManyReaders:
         self.asked = asked
         self.stops = Stops()
 
-    def build(self, visit: gr.State, kind: gr.Dropdown, values: Sequence[Any]) -> None:
-        """Lay out the part; `kind` chooses among the prompts, `values` are what `asked` takes."""
-        with gr.Accordion("Many readers at once", open=False, elem_id="many-readers"):
+    def build(self, visit: gr.State, kind: gr.Dropdown, values: Sequence[Any]) -> list[Any]:
+        """Lay out the part; `kind` chooses among the prompts, `values` are what `asked` takes. Where `again` shows a
+        measurement."""
+        with gr.Accordion("Many readers at once", open=False, elem_id="many-readers") as part:
             with selectors("load-row"):
                 readers = ticks(
                     "Readers at once",
@@ -70,6 +72,13 @@ class ManyReaders:
             **PRIVATE,
         )
         stop.click(self.stop, None, None, **QUIET)
+        return [part, status, *plots]
+
+    @staticmethod
+    def again(document: dict[str, Any], number: int) -> list[Any]:
+        """A measurement out of the visit, as it looked when it ended."""
+        found = load_from_document(document)
+        return [gr.update(open=True), _result(found, number), *_shown(found)]
 
     def run(
         self, readers: Any, kind: str, visit: Visit, request: gr.Request, *values: Any
@@ -87,10 +96,8 @@ class ManyReaders:
                     return
                 elif event["e"] == "status":
                     yield _line(event["kind"], event["text"]), *kept
-        if found is not None and found.levels:
-            document = load_document(found)
-            visit.load = {key: value for key, value in document.items() if key != "server_runs"}
-            yield _result(found), *_shown(found)
+        if found is not None and any(found.runs):
+            yield _result(found, visit.add_load(load_document(found)).number), *_shown(found)
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's measurement; whole levels are kept."""
@@ -127,8 +134,8 @@ def _progress(event: Event) -> str:
     return f'<div class="load-line" data-kind="running">{said}{bar}</div>'
 
 
-def _result(found: Load) -> str:
-    """What the figures say, the crossing first."""
+def _result(found: Load, number: int) -> str:
+    """What the figures say, the crossing first; `number`: as which entry the visit keeps it."""
     first = (
         describe_crossing(gains(found)) or "One server alone: name its plain counterpart in another lane to compare."
     )
@@ -136,7 +143,9 @@ def _result(found: Load) -> str:
     if found.stopped:
         said.insert(0, "Stopped early: only what was measured until then is shown.")
     more = "".join(f"<p>{escape(each)}</p>" for each in said)
-    return f'<div class="load-line" data-kind="finished"><p role="status"><b>{escape(first)}</b></p>{more}</div>'
+    save = f'<button type="button" class="tool" data-save="{number}" title="{SAVE}">JSON</button>'
+    said = f'<p role="status"><b>{escape(first)}</b> {save}</p>'
+    return f'<div class="load-line" data-kind="finished">{said}{more}</div>'
 
 
 # Charts

@@ -98,29 +98,38 @@ def warm(contender: ServerContender, prompt: Prompt, stop: Stop) -> Iterator[Eve
 def answer(contender: ServerContender, at: int, prompt: Prompt, stop: Stop) -> Iterator[Event]:
     """One prompt: the lane opens, its chunks come, it ends. What came of an answer that failed is kept."""
     assert contender.server
-    lane = str(contender.number)
-    with open_lane(contender.server, prompt.text, contender.settings, stop) as open_:
-        run = contender.runs[at] = open_.run
-        yield {"e": "open", "lane": lane, "run": head(run)}
+    with open_lane(contender.server, prompt.text, contender.settings, stop) as lane:
+        run = contender.runs[at] = lane.run
+        yield open_event(contender, run)
         try:
-            for chunk in open_:
-                yield {"e": "chunk", "lane": lane, "chunk": drawn(chunk)}
+            for chunk in lane:
+                yield chunk_event(contender, chunk)
         except Exception as error:
             yield give_up(contender, error)
             return
     if run.server != contender.server:  # an answer may tell what it was drafted with
         contender.server = run.server
         yield name_event(contender)
-    yield end_event(lane, run)
+    yield end_event(contender, run)
 
 
-def head(run: ServerRun) -> dict[str, Any]:
+def answered(contender: ServerContender, run: ServerRun) -> Iterator[Event]:
+    """The same events of an answer that is over."""
+    yield open_event(contender, run)
+    for chunk in run.chunks:
+        yield chunk_event(contender, chunk)
+    yield end_event(contender, run)
+
+
+def open_event(contender: ServerContender, run: ServerRun) -> Event:
     settings = {"max_new_tokens": run.settings.max_new_tokens, "chat": run.settings.chat}
-    return {"server": run.server.to_dict(), "settings": settings, "prompt": run.prompt}
+    about = {"server": run.server.to_dict(), "settings": settings, "prompt": run.prompt}
+    return {"e": "open", "lane": str(contender.number), "run": about}
 
 
-def drawn(chunk: ServerChunk) -> dict[str, Any]:
-    return {"text": chunk.text, "seconds": chunk.seconds, "tokens": chunk.tokens, "kind": tint(chunk)}
+def chunk_event(contender: ServerContender, chunk: ServerChunk) -> Event:
+    drawn = {"text": chunk.text, "seconds": chunk.seconds, "tokens": chunk.tokens, "kind": tint(chunk)}
+    return {"e": "chunk", "lane": str(contender.number), "chunk": drawn}
 
 
 def tint(chunk: ServerChunk) -> str | None:
@@ -128,7 +137,7 @@ def tint(chunk: ServerChunk) -> str | None:
     return None if chunk.outcome == "plain" else chunk.outcome
 
 
-def end_event(lane: str, run: ServerRun) -> Event:
+def end_event(contender: ServerContender, run: ServerRun) -> Event:
     """What is known at the end alone; `kinds` are what the chunks are coloured as, which some servers tell last."""
     rest = {
         "stop_reason": run.stop_reason,
@@ -137,7 +146,7 @@ def end_event(lane: str, run: ServerRun) -> Event:
         "kinds": [tint(chunk) for chunk in run.chunks],
         "metrics": measure_run(run).to_dict(),
     }
-    return {"e": "end", "lane": lane, "run": rest}
+    return {"e": "end", "lane": str(contender.number), "run": rest}
 
 
 # Rows of the table

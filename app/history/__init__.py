@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app.assets import asset
+from app.compare import Compare
 from app.header import pair_name, precisions
 from app.history.run_file import open_file
 from app.insides import PRIVATE, QUIET, on_load, sent_by, sent_with
@@ -18,6 +19,7 @@ from app.settings import HAS_LENGTH
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.errors import UserError
+from core.servers import load_document
 from core.settings import METHODS
 
 LONGEST_LABEL = 80
@@ -47,10 +49,13 @@ Head = dict[str, Any]
 
 
 class History:
-    """The tab and the functions behind its buttons."""
+    """The tab and the functions behind its buttons; what running servers answered is shown again by `compare`."""
+
+    def __init__(self, compare: Compare) -> None:
+        self.compare = compare
 
     def build(self, visit: gr.State, race: gr.HTML, tabs: gr.Tabs, tab: gr.Tab) -> None:
-        """Lay out the tab; runs are shown again in `race`, on the first of `tabs`."""
+        """Lay out the tab; other runs are shown again in `race`, on the first of `tabs`."""
         history = gr.HTML(
             value="",
             html_template=asset("history/history.html"),
@@ -61,24 +66,26 @@ class History:
         )
         opened = [tab.select, sent_by(history, "refresh")]  # one listener: the answers of two may overtake one another
         gr.on(opened, self.table, visit, history, trigger_mode="always_last", **QUIET)
-        history.show(self.show, visit, [race, tabs, history], **QUIET)
+        history.show(self.show, visit, [race, tabs, history, *self.compare.places], **QUIET)
         history.remove(self.remove, visit, history, **QUIET)
         history.open(self.open, visit, history, concurrency_limit=2, **PRIVATE)
 
     def table(self, visit: Visit) -> str:
         return table(visit)
 
-    def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, Any, str]:
-        """An entry in the panes of the Playground, as it looked when it ended."""
+    def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, ...]:
+        """An entry as it looked when it ended: in the panes of the Playground, or where running servers answered in
+        those of Compare."""
+        elsewhere = [gr.skip()] * len(self.compare.places)
         try:
             entry = visit.find(sent_with(event).get("number"))
-            if not entry.heads:
-                raise UserError("These are answers of running servers alone; choose them to see their figures.")
+            if entry.server_heads:
+                return gr.skip(), gr.Tabs(selected="compare"), table(visit), *self.compare.again(entry)
             value = replay_value(entry.document())
         except Exception as error:
-            return gr.skip(), gr.skip(), table(visit, sentence(error), error=True)
+            return gr.skip(), gr.skip(), table(visit, sentence(error), error=True), *elsewhere
         visit.shown = entry.number
-        return value, gr.Tabs(selected="playground"), table(visit)
+        return value, gr.Tabs(selected="playground"), table(visit), *elsewhere
 
     def remove(self, visit: Visit, event: gr.EventData) -> str:
         numbers = sent_with(event).get("numbers")
@@ -92,8 +99,11 @@ class History:
         try:
             if not isinstance(text, str):
                 raise UserError("The file holds no text.")
-            found = open_file(text)
-            entry = visit.add("opened", found.runs, str(name or "a file")[:LONGEST_LABEL], found.server_runs)
+            found, label = open_file(text), str(name or "a file")[:LONGEST_LABEL]
+            if found.load:
+                entry = visit.add_load(load_document(found.load), label)
+            else:
+                entry = visit.add("opened", found.runs, label, found.server_runs)
         except Exception as error:
             return table(visit, sentence(error), error=True)
         return table(visit, f"{entry.label} is open as number {entry.number}.")
@@ -123,6 +133,7 @@ def row(entry: Entry) -> dict[str, Any]:
         "number": entry.number,
         "kind": entry.kind,
         "label": entry.label,
+        "place": "compare" if entry.server_heads else "playground",
         "when": entry.when.isoformat(timespec="seconds"),
         "prompt": first["prompt"][:120],
         "temperature": first["settings"]["temperature"],

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
 
 from app.history.parts import MOST_IDS, Chance, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
-from app.history.server_file import ServerRunFile
+from app.history.server_file import LoadFile, ServerRunFile
 from core.errors import UserError
 from core.records import SCHEMA, Run, run_from_dict
+from core.servers.load import Load
 from core.servers.records import ServerRun, server_run_from_dict
+from core.servers.report import load_from_document
 from core.settings import SPECS
 
 LONGEST_FILE = 16_000_000
@@ -237,10 +239,11 @@ class RaceFile(Part):
 
 @dataclass(frozen=True)
 class Opened:
-    """What a document holds: runs of this engine, and answers of running servers."""
+    """What a document holds: runs of this engine and answers of running servers, or a measurement of servers."""
 
     runs: list[Run]
     server_runs: list[ServerRun]
+    load: Load | None = None
 
 
 def read_run_file(text: str) -> list[Run]:
@@ -253,7 +256,8 @@ def read_run_file(text: str) -> list[Run]:
 
 
 def open_file(text: str) -> Opened:
-    """Everything in a run document or in that of a race or comparison; UserError says what is wrong with it."""
+    """Everything in a run document, in that of a race or comparison, or of servers measured with many readers;
+    UserError says what is wrong with it."""
     if len(text) > LONGEST_FILE:
         raise UserError(f"The file is too large: more than {LONGEST_FILE // 1_000_000} million characters.")
     try:
@@ -262,6 +266,9 @@ def open_file(text: str) -> Opened:
         raise UserError(f"The file cannot be read as JSON: {error}.") from None
     _refuse_others(found)
     try:
+        if isinstance(found.get("servers"), dict):
+            measured = LoadFile.model_validate(found["servers"])
+            return Opened([], [], load_from_document(measured.model_dump(by_alias=True)))
         race = _race(found)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
@@ -288,6 +295,8 @@ def _refuse_others(found: Any) -> None:
         raise UserError("The file is JSON, but not a run: it names no schema.")
     if found["schema"] != SCHEMA or isinstance(found["schema"], bool):
         raise UserError(f"The file is of another schema; this version opens runs of schema {SCHEMA}.")
+    if isinstance(found.get("servers"), dict):
+        return
     if "methods" in found or "peers" in found or "servers" in found:
         raise UserError("The file is a benchmark's table, which holds no runs to show; open a run or a race.")
     if not {"runs", "rounds", "server_runs", "server"} & found.keys():

@@ -10,10 +10,12 @@ from pydantic import Field, create_model, model_validator
 from app.history.parts import MOST_IDS, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
 from core.servers.connection import read_address
 from core.servers.dialects import MOST_MODELS
+from core.servers.load import MOST_READERS
 from core.servers.records import ASKED, ENGINES
 from core.settings import SPECS
 
 Outcomes = Literal["accepted", "corrected", "bonus", "plain"]
+MOST_ANSWERS = 1024
 Rate = Annotated[float, Field(ge=0, le=1e6)]
 
 _asked: Any = {name: (setting_type(SPECS[name]), ...) for name in ASKED}
@@ -92,4 +94,54 @@ class ServerRunFile(Part):
         times = [chunk.seconds for chunk in self.chunks]
         if times != sorted(times):
             raise ValueError("a server's chunks arrived before those that come first")
+        return self
+
+
+class SpreadFile(Part):
+    median: Rate
+    min: Rate
+    max: Rate
+
+
+Readers = Annotated[int, Field(ge=1, le=MOST_READERS)]
+
+
+class LevelFile(Part):
+    server: Count
+    readers: Readers
+    answers: Count
+    counted: Literal["tokens", "chunks"]
+    seconds: Seconds
+    tokens_per_second: Rate | None
+    per_reader: SpreadFile | None
+    first_token_seconds: Seconds | None
+    first_token_p95: Seconds | None
+    speculation: SpeculationFile | None
+    cut: bool
+    failed: Count
+    errors: Annotated[list[Text], Field(max_length=32)]
+
+
+class LoadFile(Part):
+    """A measurement with many readers; what is computed of it is computed anew."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    servers: Annotated[list[ServerFile], Field(min_length=1, max_length=16)]
+    settings: AskedFile  # type: ignore[valid-type]
+    prompts: Count
+    readers: Annotated[list[Readers], Field(max_length=MOST_READERS)]
+    answers_per_reader: Count
+    levels: Annotated[list[LevelFile], Field(min_length=1, max_length=MOST_ANSWERS)]
+    stopped: bool
+    server_runs: Annotated[list[ServerRunFile], Field(min_length=1, max_length=MOST_ANSWERS)]
+    rows: list[Any]
+    gains: list[Any]
+    crossing: Any
+    same_text: list[Any]
+    notes: list[Any]
+
+    @model_validator(mode="after")
+    def levels_are_of_servers(self) -> Self:
+        if any(level.server >= len(self.servers) for level in self.levels):
+            raise ValueError("a level is of a server that is not named")
         return self

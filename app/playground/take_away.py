@@ -34,7 +34,7 @@ from app.tokens.markup import json_text
 from app.tokens.replay import replay_page
 from core.cli import command
 from core.errors import UserError
-from core.records import Candidate, Run, Settings, Token, depths
+from core.records import SCHEMA, Candidate, Run, Settings, Token, depths
 
 SCRIPT = "playground/take_away.js"
 NAMES = ("prompt", *CONTROLS)
@@ -128,7 +128,12 @@ def _taken(entry: Entry, form: Any) -> dict[str, Any]:
     if form == "command":
         return {"copy": command_of(entry), "say": COPIED}
     file = export(entry, form)
-    return {"name": file.name, "type": file.type, "text": file.text, "say": f"{file.name} is saved."}
+    left_out = entry.server_heads and form in ("csv", "html")
+    without = f" The answers of running servers are not in it: {NO_ROUNDS}." if left_out else ""
+    return {"name": file.name, "type": file.type, "text": file.text, "say": f"{file.name} is saved.{without}"}
+
+
+NO_ROUNDS = "a server never tells what it drafted in vain, so there are no rounds to replay"
 
 
 COLUMNS = (
@@ -152,9 +157,12 @@ def export(entry: Entry, form: Any) -> Export:
     """One of the visit's entries in the form "json", "csv" or "html"."""
     name = f"speculative-{entry.kind}-{entry.number}"
     if form == "json":
-        return Export(f"{name}.json", "application/json", as_json(entry.document()))
+        document = entry.document()
+        if entry.kind == "load":
+            document = {"schema": SCHEMA, "servers": document}  # as `python -m core bench --server` writes it
+        return Export(f"{name}.json", "application/json", as_json(document))
     if not entry.heads and form in ("csv", "html"):
-        raise UserError("These are answers of running servers alone, which are saved as JSON.")
+        raise UserError(f"These are answers of running servers alone: {NO_ROUNDS}, so save them as JSON.")
     if form == "csv":
         return Export(f"{name}.csv", "text/csv", as_csv(entry.runs))
     if form == "html":
@@ -213,7 +221,7 @@ def command_of(entry: Entry) -> str:
     """The line that repeats the speculative run of an entry, or its first run where none speculates."""
     runs = entry.runs
     if not runs:
-        raise UserError("These are answers of running servers alone; there is no command that repeats them.")
+        raise UserError("These are answers of running servers alone; python -m core bench --server asks anew.")
     run = next((run for run in runs if run.settings.method != "plain"), runs[0])
     return command(run.settings, run.prompt)
 

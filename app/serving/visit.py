@@ -27,7 +27,8 @@ MOST_BYTES_OF_ALL = 256 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """A race, a comparison or an opened document: one or more runs that belong together, answers of servers included.
+    """A race, a comparison or an opened document: one or more runs that belong together, answers of servers included;
+    or, of the kind "load", a measurement of servers with many readers (`core.servers.load_document`).
 
     `heads` are the run documents without what grows with a run: prompt cut short, no ids, texts or rounds;
     `server_heads` those of servers' answers.
@@ -43,7 +44,7 @@ class Entry:
 
     @property
     def runs(self) -> list[Run]:
-        return [run_from_dict(document) for document in self.document()["runs"]]
+        return [run_from_dict(document) for document in self.document().get("runs", [])]
 
     def document(self) -> dict[str, Any]:
         return json.loads(zlib.decompress(self.packed))
@@ -63,9 +64,18 @@ class Visit:
     def add(self, kind: str, runs: Sequence[Run], label: str = "", servers: Sequence[ServerRun] = ()) -> Entry:
         """Keep runs that belong together; `label` is where opened ones came from."""
         documents, answers = [run.to_dict() for run in runs], [run.to_dict() for run in servers]
-        whole = {"schema": SCHEMA, "runs": documents} | ({"server_runs": answers} if answers else {})
-        packed = zlib.compress(json.dumps(whole, separators=(",", ":")).encode("ascii"), 3)
-        heads, server_heads = [_head(document) for document in documents], [_head(answer) for answer in answers]
+        return self._keep(
+            kind, label, {"schema": SCHEMA, "runs": documents} | ({"server_runs": answers} if answers else {})
+        )
+
+    def add_load(self, document: dict[str, Any], label: str = "") -> Entry:
+        """Keep a measurement of servers with many readers, and let it be the newest."""
+        self.load = {key: value for key, value in document.items() if key != "server_runs"}
+        return self._keep("load", label, document)
+
+    def _keep(self, kind: str, label: str, document: dict[str, Any]) -> Entry:
+        packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode("ascii"), 3)
+        heads, server_heads = ([_head(run) for run in document.get(name, ())] for name in ("runs", "server_runs"))
         with _lock:
             self.count += 1
             entry = Entry(self.count, kind, packed, heads, label, server_heads)

@@ -181,6 +181,8 @@ function connectButtons(view) {
   document.addEventListener("click", (event) => {
     if (event.target.closest?.("#compare-run")) onRun(event);
     else if (event.target.closest?.("#compare-stop") && view.busy) view.say("stopping", "Stopping\u2026");
+    const number = event.target.closest?.("#many-readers [data-save]")?.dataset.save;
+    if (number) document.dispatchEvent(new CustomEvent("take-away", { detail: { number: Number(number), form: "json" } }));
   }, true);
   document.addEventListener("comparison-over", () => {
     sent = Math.max(0, sent - 1);

@@ -4,6 +4,11 @@ import { make } from "../page/elements.js";
 
 const LARGEST_FILE = 16e6;
 const DASH = "\u2013";
+/** Where an entry is shown again, and what may be going on there. */
+const PLACES = {
+  playground: { name: "the Playground", state: "race", going: "A run" },
+  compare: { name: "Compare", state: "comparison", going: "A comparison" },
+};
 
 const fixed = (digits, unit = "") => (value) => (value == null ? DASH : value.toFixed(digits) + unit);
 const plainly = (value) => (value == null ? DASH : String(value));
@@ -131,9 +136,10 @@ class History {
     for (const column of COLUMNS) made.append(this.cell(row, column));
     const show = make("button", "tool", "Show");
     show.type = "button";
-    show.title = "Show this one again in the Playground";
-    show.setAttribute("aria-label", `Show number ${row.number} in the Playground`);
-    show.addEventListener("click", () => this.show(row.number));
+    const { name } = PLACES[row.place];
+    show.title = `Show this one again in ${name}`;
+    show.setAttribute("aria-label", `Show number ${row.number} in ${name}`);
+    show.addEventListener("click", () => this.show(row));
     made.append(make("td"));
     made.lastChild.append(show);
     return made;
@@ -143,7 +149,7 @@ class History {
     const cell = make("td", number ? "number-cell" : `history-${key}`, show(row[key]));
     if (key === "prompt") {
       cell.title = row.prompt;
-      const tag = row.kind === "opened" ? `opened: ${row.label}` : row.kind === "race" ? "" : row.kind;
+      const tag = row.label ? `opened: ${row.label}` : row.kind === "race" ? "" : row.kind === "load" ? "many readers" : row.kind;
       if (tag) cell.prepend(make("span", "history-tag", tag), " ");
       if (row.stopped) cell.append(" ", make("span", "history-tag", "stopped"));
     }
@@ -200,9 +206,10 @@ class History {
       : "The settings are equal: what differs below is measurement.";
   }
 
-  show(number) {
-    if (document.documentElement.dataset.race === "busy") {
-      this.say("A run is going on in the Playground; show this one when it has ended.", true);
+  show({ number, place }) {
+    const { name, state, going } = PLACES[place];
+    if (document.documentElement.dataset[state] === "busy") {
+      this.say(`${going} is going on in ${name}; show this one when it has ended.`, true);
       return;
     }
     this.trigger("show", { number });

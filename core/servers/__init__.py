@@ -28,7 +28,7 @@ from core.servers.records import (
     measure_run,
     server_run_from_dict,
 )
-from core.servers.report import describe_crossing, gains, load_document, server_table
+from core.servers.report import describe_crossing, gains, load_document, load_from_document, server_table
 
 __all__ = [
     "KEY_VARIABLE",
@@ -50,6 +50,7 @@ __all__ = [
     "gains",
     "load",
     "load_document",
+    "load_from_document",
     "measure_run",
     "open_lane",
     "refuse_public",

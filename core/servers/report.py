@@ -8,8 +8,9 @@ from itertools import combinations
 from typing import Any
 
 from core.records import SCHEMA, Spread, median_of_known
-from core.servers.load import Load, in_readers
-from core.servers.records import ASKED, Parting, ServerRun, first_parting, measure_run
+from core.servers.load import Load, in_readers, level_from_dict
+from core.servers.records import ASKED, Parting, Server, ServerRun, first_parting, measure_run, server_run_from_dict
+from core.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,29 @@ def load_document(load: Load) -> dict[str, Any]:
         "stopped": load.stopped,
         "server_runs": [run.to_dict() for runs in load.runs for run in runs],
     }
+
+
+def load_from_document(document: dict[str, Any]) -> Load:
+    """The inverse of `load_document`; what that computes is computed anew. Raises ValueError for an answer of another
+    schema."""
+    asked, levels = document["settings"], [level_from_dict(each) for each in document["levels"]]
+    servers = [Server(**{**each, "models": tuple(each["models"])}) for each in document["servers"]]
+    found = Load(
+        servers,
+        document["prompts"],
+        Settings(**{name: asked[name] for name in ASKED}),
+        list(document["readers"]),
+        document["answers_per_reader"],
+        levels,
+        [[] for _ in servers],
+        document["stopped"],
+    )
+    for run in map(server_run_from_dict, document["server_runs"]):
+        whose = (run.server.address, run.server.model)
+        same = (runs for server, runs in zip(servers, found.runs) if (server.address, server.model) == whose)
+        # Of two that are one server, the second answered a prompt once more.
+        next((runs for runs in same if all(each.prompt != run.prompt for each in runs)), []).append(run)
+    return found
 
 
 def row(load: Load, server: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from app.serving.visit import Visit
 from app.tokens import Reader
 from core.records import Settings, summarise
 
-HISTORY = History()
+HISTORY = History(SimpleNamespace(places=[]))  # type: ignore[arg-type]
 
 
 def event(**data: Any) -> gr.EventData:

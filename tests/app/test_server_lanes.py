@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +12,20 @@ from fakes import FakeEngine
 from stand_in_servers import STEPS, WORDS, stand_in_server
 
 from app.compare import ONE_PROMPT, Compare
+from app.compare.again import again
 from app.compare.lanes import LANE, SERVER, SIDEBAR
 from app.explain.costs import costs_html
-from app.history import columns, row
+from app.history import History, columns, row
 from app.history.run_file import open_file
+from app.playground.take_away import _taken, export
 from app.serving.device import Device
-from app.serving.visit import Visit
+from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
 from app.sidebar.picker import choices
-from core.records import run_from_dict
+from app.tokens import Reader
+from core.errors import UserError
+from core.records import SCHEMA, run_from_dict
+from core.servers import Server, ServerChunk, ServerRun, load_document
 
 DRAFTED, ACCEPTED = sum(drafted for drafted, _ in STEPS), sum(accepted for _, accepted in STEPS)
 
@@ -31,6 +38,29 @@ def tab(engine: FakeEngine | None = None) -> Compare:
 def last_of(lanes: list[dict[str, Any]], prompt: str = "def f():", **more: Any) -> dict[str, Any]:
     *_, last = tab().compare(lanes, prompt, max_new_tokens=16, **more)
     return last
+
+
+def shown_again(entry: Entry) -> list[dict[str, Any]]:
+    """The events that History's Show sends to Compare."""
+    asked: Any = SimpleNamespace(_data={"number": entry.number})
+    visit = Visit(entries=[entry])
+    _, tabs, _, value, *_ = History(tab()).show(visit, asked)
+    assert tabs.selected == "compare" and visit.shown == 0
+    return Reader().read(value)
+
+
+def test_plain_decoding_without_a_pane_is_the_baseline_of_the_others() -> None:
+    runs = [run_from_dict(each) for each in last_of([{"method": "draft"}, {"method": "ngram"}])["document"]["runs"]]
+    server = Server("http://127.0.0.1:1", "vLLM", None, "tiny", ("tiny",))
+    answers = [
+        ServerRun(replace(server, model=name), runs[0].settings, runs[0].prompt, [ServerChunk("it", 0.1)], "eos")
+        for name in ("tiny", "other", "third")
+    ]
+    comparison = again(Visit().add("comparison", runs, servers=answers[:2]).document())
+    assert [each.number for each in comparison.contenders if not each.added] == [1, 2]
+    assert [each["ratio_to_plain"] is not None for each in comparison.rows()] == [True, True, False, False, True]
+    crowded = again(Visit().add("comparison", runs, servers=answers).document())
+    assert [each.number for each in crowded.servers] == [3, 4]
 
 
 def test_servers_answer_beside_our_lanes_and_the_document_opens_again() -> None:
@@ -56,6 +86,24 @@ def test_servers_answer_beside_our_lanes_and_the_document_opens_again() -> None:
     assert json.dumps(entry.document()["server_runs"]) == json.dumps(last["document"]["server_runs"])
     alone = Visit().add("opened", [], "a file", opened.server_runs)
     assert row(alone)["method"] == "running server + 1 more" and len(columns(alone)) == 2
+    assert "no rounds to replay" in _taken(entry, "html")["say"]
+
+    events = shown_again(entry)
+    texts = {each["lane"]: "" for each in events if each["e"] == "open"}
+    for each in events:
+        if each["e"] == "chunk":
+            texts[each["lane"]] += each["chunk"]["text"]
+    assert list(texts) == ["1", "2", "3", "4"] and texts["3"] == texts["4"] == "".join(WORDS)
+    ends = {each["lane"]: each["run"] for each in events if each["e"] == "end"}
+    assert ends["1"]["token_ids"] == opened.runs[0].token_ids and ends["4"]["kinds"].count("accepted") == ACCEPTED
+    now = {each["lane"]: each for each in again(entry.document()).rows()}
+    differing = {"lane", "server", "added"}
+    for lane, then in ((1, ours), (3, last["rows"][0]), (4, third)):
+        assert {key: now[lane][key] for key in then if key not in differing} == {
+            key: then[key] for key in then if key not in differing
+        }
+    assert now[4]["server"]["drafted"] == DRAFTED and now[4]["server"]["same"]["lane"] == 3
+    assert events[-2]["kind"] == "finished" and "shown again" in events[0]["notes"][0].lower()
 
 
 @pytest.mark.parametrize("fault", ["html", "not JSON", "hang up mid-token", "500", "redirect"])
@@ -100,6 +148,22 @@ def test_many_readers_are_measured_charted_and_told_to_explain() -> None:
     status, *charts = last
     assert "peculation" in status and all(chart["visible"] for chart in charts)
     assert visit.load is not None and [gain["readers"] for gain in visit.load["gains"]] == [1, 2]
+    kept = visit.entries[-1]
+    assert f'data-save="{kept.number}"' in status and row(kept)["kind"] == "load"
+    saved = export(kept, "json").text
+    found = open_file(saved).load
+    assert found is not None and {"schema": SCHEMA, "servers": load_document(found)} == json.loads(saved)
+    other, history = Visit(), History(compare)
+    history.open(other, SimpleNamespace(_data={"name": "load.json", "text": saved}))  # type: ignore[arg-type]
+    assert other.load == visit.load and other.entries[0].document() == kept.document()
+    *_, part, again_status, first, _, _ = history.show(other, SimpleNamespace(_data={"number": 1}))  # type: ignore[arg-type]
+    assert part["open"] and again_status == status.replace(f'"{kept.number}"', '"1"')
+    assert first["value"].to_json() == charts[0]["value"].to_json()
+    for spoilt in ({"server": 9}, {"readers": 0}, {"tokens_per_second": -1.0}):
+        document = json.loads(saved)
+        document["servers"]["levels"][0] |= spoilt
+        with pytest.raises(UserError, match=r"server that is not named|levels\[0\]"):
+            open_file(json.dumps(document))
     rates = next(trace for trace in charts[2]["value"].data if len(trace.x))
     assert list(rates.x) == [1, 2] and rates.y[0] == pytest.approx(ACCEPTED / DRAFTED)
     ours = [

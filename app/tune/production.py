@@ -2,10 +2,11 @@
 
 Run, on CPUs: on vLLM 0.32 those for n-grams, for a head (eagle3), also with probabilistic drafts, and for a draft model
 with probabilistic drafts, asked greedily (the first two again by tests/interop/serve_in_vllm.py); on llama.cpp, build
-11549, those for n-grams and, at a temperature, for a draft model, their flags as parameters of its server, without the
-conversions (tests/real/test_production.py); in transformers every script (tests/app/test_tune.py).
-Not run, but checked in November 2026 against the documentation: SGLang's (speculative_decoding.md), llama.cpp's for
-heads (docs/speculative.md) and its conversions, and vLLM's other forms (--quantization, use_heterogeneous_vocab).
+11549, those for n-grams, for a head and, at a temperature, for a draft model, their flags as parameters of its server,
+without the conversions: a head's file is written there as its converter would (tests/real/test_production.py); in
+transformers every script (tests/app/test_tune.py).
+Not run, but checked in November 2026 against the documentation: SGLang's (speculative_decoding.md), llama.cpp's
+conversions, and vLLM's other forms (--quantization, use_heterogeneous_vocab).
 """
 
 from __future__ import annotations
@@ -209,7 +210,10 @@ def llama_cpp(deployment: Deployment) -> Recipe:
         serve += ["-md", head]
         types.append("draft-eagle3")
         options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
-        notes.append("Not run here. llama.cpp reads heads for the families that its docs/speculative.md names.")
+        notes.append(
+            "Run here with the bundled head, in a file that we wrote: the conversion is unproven. llama.cpp reads "
+            "heads for the families that its docs/speculative.md names."
+        )
         notes += _one_drafter(deployment)
         if deployment.settings.temperature > 0:
             notes.append(

@@ -7,6 +7,7 @@ on the parameters that they stand for. Without the package these tests are skipp
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from app.tune.production import Deployment, llama_cpp
-from core.loading.pair import smollm2_file
+from core.loading.pair import SMOLLM2_HEAD, smollm2_file
 from core.servers import connect, open_lane
 from core.servers.connection import Connection
 from core.servers.dialects import counters
@@ -57,15 +61,15 @@ def speculations(found: argparse.Namespace) -> list[Any]:
     return [getattr(xllamacpp.common_speculative_type, kind) for kind in kinds]
 
 
-def parameters(found: argparse.Namespace) -> Any:
-    """What a command's flags set, on the file that its conversion stands for."""
+def parameters(found: argparse.Namespace, drafter: str) -> Any:
+    """What a command's flags set, on the files that its conversions stand for."""
     weights, options = str(smollm2_file()), xllamacpp.CommonParams()
     options.model.path, options.n_ctx, options.n_parallel = weights, 512, 1
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
     options.ui, options.verbosity, options.endpoint_metrics = False, -1, found.metrics
     options.speculative.types = speculations(found)
     if found.md:
-        options.speculative.draft.mparams.path = weights  # the target drafts for itself
+        options.speculative.draft.mparams.path = drafter
         options.speculative.draft.n_max = found.spec_draft_n_max
         options.speculative.draft.p_min = found.spec_draft_p_min
         options.speculative.draft.probabilistic = found.spec_draft_sampling == "probabilistic"
@@ -76,29 +80,85 @@ def parameters(found: argparse.Namespace) -> Any:
 
 
 @contextmanager
-def serving(command: str) -> Iterator[Server]:
-    server = xllamacpp.Server(parameters(parse(command)))
+def serving(command: str, drafter: str) -> Iterator[Server]:
+    server = xllamacpp.Server(parameters(parse(command), drafter))
     yield connect(server.listening_address)
     del server
 
 
-def answer(server: Server, temperature: float) -> ServerRun:
-    with open_lane(server, REPEATING, replace(SETTINGS, temperature=temperature)) as lane:
+def answer(server: Server, prompt: str, settings: Settings) -> ServerRun:
+    with open_lane(server, prompt, settings) as lane:
         for _ in lane:
             pass
     return lane.run
 
 
+TENSORS = {
+    **{"fc": "fc", "lm_head": "output", "norm": "output_norm", "post_attention_layernorm": "ffn_norm"},
+    **{"input_layernorm": "attn_norm", "hidden_norm": "attn_norm_2", "o_proj": "attn_output"},
+    **{f"{name}_proj": f"attn_{name}" for name in "qkv"},
+    **{f"{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+"""Of a head, as EAGLE-3 and as llama.cpp names them."""
+
+
+def head_as_gguf(head: Path, target: str, file: Path) -> str:
+    """A head in the file that llama.cpp reads: its tokens are the target's, `d2t` leads from a drafted id to the
+    target's (EAGLE-3: by how much they differ), and what turns in rotary embedding are neighbours, not halves."""
+    about, tensors = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    writer = gguf.GGUFWriter(file, "eagle3")
+    for name, field in gguf.GGUFReader(target).fields.items():
+        if name.startswith("tokenizer."):
+            kind, *parts = field.types  # of a list also what it is made of
+            writer.add_key_value(name, field.contents(), kind, *parts)
+    writer.add_vocab_size(about["vocab_size"])
+    writer.add_context_length(about["max_position_embeddings"])
+    writer.add_embedding_length(about["hidden_size"])
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(about["intermediate_size"])
+    heads = {"q": about["num_attention_heads"], "k": about["num_key_value_heads"]}
+    writer.add_head_count(heads["q"])
+    writer.add_head_count_kv(heads["k"])
+    writer.add_layer_norm_rms_eps(about["rms_norm_eps"])
+    writer.add_rope_freq_base(about["rope_theta"])
+    writer.add_rope_dimension_count(about["head_dim"])
+    writer.add_array("eagle3.target_layers", about["eagle_aux_hidden_state_layer_ids"])
+    writer.add_uint32("eagle3.target_hidden_size", about["target_hidden_size"])
+    writer.add_bool("eagle3.norm_before_residual", about["norm_before_residual"])
+    writer.add_tensor("d2t", (tensors["d2t"] + torch.arange(len(tensors["d2t"]))).numpy())
+    for name in tensors.keys() - {"d2t", "t2d"}:
+        short, weight = name.split(".")[-2], tensors[name].float()
+        if short in ("q_proj", "k_proj"):
+            weight = weight.unflatten(0, (heads[short[0]], 2, -1)).transpose(1, 2).flatten(0, 2)
+        place = "blk.0." if name.startswith("midlayer.") else ""
+        kind = "float16" if weight.dim() > 1 else "float32"
+        writer.add_tensor(f"{place}{TENSORS[short]}.weight", weight.contiguous().numpy().astype(kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(file)
+
+
 @pytest.mark.parametrize(
-    "method, temperature, drafter", [("ngram", 0.0, "ngram-simple"), ("draft", 1.0, "draft-simple")]
+    "method, temperature, drafter",
+    [("ngram", 0.0, "ngram-simple"), ("draft", 1.0, "draft-simple"), ("head", 0.0, "draft-eagle3")],
 )
-def test_the_command_starts_a_server_whose_drafter_is_on(method: str, temperature: float, drafter: str) -> None:
+def test_the_command_starts_a_server_whose_drafter_is_on(
+    method: str, temperature: float, drafter: str, tmp_path: Path
+) -> None:
+    """The target drafts for itself, or the bundled head does, on a message like those that it was made from."""
     settings = Settings(target=SMOLLM2_NAME, draft=SMOLLM2_NAME, method=method, temperature=temperature)
-    recipe = llama_cpp(Deployment(settings, LENGTH, "bf16", "bf16"))
+    file, asked, prompt = str(smollm2_file()), replace(SETTINGS, temperature=temperature), REPEATING
+    if method == "head":
+        settings = replace(settings, draft=None)
+        file = head_as_gguf(SMOLLM2_HEAD, file, tmp_path / "head.gguf")
+        asked, prompt = replace(asked, chat="auto"), "Give me three tips for sleeping better."
+    recipe = llama_cpp(Deployment(settings, LENGTH, "bf16", "bf16", head=SMOLLM2_HEAD.name))
     assert any("--metrics" in note for note in recipe.notes)
-    with serving(f"{recipe.command} --metrics") as server, Connection(server.address) as connection:
+    with serving(f"{recipe.command} --metrics", file) as server, Connection(server.address) as connection:
         assert server.engine == "llama.cpp" and server.metrics
-        run, total = answer(server, temperature), counters(connection, server)
+        run, total = answer(server, prompt, asked), counters(connection, server)
     assert run.server.drafter == drafter and run.new_tokens == SETTINGS.max_new_tokens
     counted = run.speculation
     assert counted is not None and counted.drafted and counted.accepted and counted.passes and not counted.shared
@@ -111,8 +171,7 @@ def test_the_command_starts_a_server_whose_drafter_is_on(method: str, temperatur
     assert not run.missing
 
 
-@pytest.mark.parametrize("method", ["head", "ngram+draft"])
-def test_the_other_commands_name_what_llama_server_knows(method: str) -> None:
-    settings = Settings(target=SMOLLM2_NAME, draft="org/drafter", method=method)
+def test_the_command_for_two_drafters_names_what_llama_server_knows() -> None:
+    settings = Settings(target=SMOLLM2_NAME, draft="org/drafter", method="ngram+draft")
     found = parse(llama_cpp(Deployment(settings, LENGTH, "bf16", "bf16")).command)
-    assert found.md and len(speculations(found)) == 1 + ("+" in method)
+    assert found.md and len(speculations(found)) == 2

@@ -101,8 +101,10 @@ def answer(contender: ServerContender, at: int, prompt: Prompt, stop: Stop) -> I
     with open_lane(contender.server, prompt.text, contender.settings, stop) as lane:
         run = contender.runs[at] = lane.run
         yield open_event(contender, run)
+        told = 0
         try:
             for chunk in lane:
+                told += 1
                 yield chunk_event(contender, chunk)
         except Exception as error:
             yield give_up(contender, error)
@@ -110,7 +112,10 @@ def answer(contender: ServerContender, at: int, prompt: Prompt, stop: Stop) -> I
     if run.server != contender.server:  # an answer may tell what it was drafted with
         contender.server = run.server
         yield name_event(contender)
-    yield end_event(contender, run)
+    ended = end_event(contender, run)
+    if told != len(run.chunks):  # parted since
+        ended["run"]["chunks"] = [drawn(chunk) for chunk in run.chunks]
+    yield ended
 
 
 def answered(contender: ServerContender, run: ServerRun) -> Iterator[Event]:
@@ -128,8 +133,11 @@ def open_event(contender: ServerContender, run: ServerRun) -> Event:
 
 
 def chunk_event(contender: ServerContender, chunk: ServerChunk) -> Event:
-    drawn = {"text": chunk.text, "seconds": chunk.seconds, "tokens": chunk.tokens, "kind": tint(chunk)}
-    return {"e": "chunk", "lane": str(contender.number), "chunk": drawn}
+    return {"e": "chunk", "lane": str(contender.number), "chunk": drawn(chunk)}
+
+
+def drawn(chunk: ServerChunk) -> dict[str, Any]:
+    return {"text": chunk.text, "seconds": chunk.seconds, "tokens": chunk.tokens, "kind": tint(chunk)}
 
 
 def tint(chunk: ServerChunk) -> str | None:
@@ -138,7 +146,8 @@ def tint(chunk: ServerChunk) -> str | None:
 
 
 def end_event(contender: ServerContender, run: ServerRun) -> Event:
-    """What is known at the end alone; `kinds` are what the chunks are coloured as, which some servers tell last."""
+    """What is known at the end alone; `kinds` are what the chunks are coloured as, which some servers tell last. With
+    `chunks`, too, these replace those that came."""
     rest = {
         "stop_reason": run.stop_reason,
         "seconds": run.seconds,

@@ -25,21 +25,31 @@ export class ServerLane {
     this.spans = [];
     this.count = 0;
     this.drawn = -1;
-    this.pane.open({ ...run, environment: { target: { chat: true } } });
+    this.about = { ...run, environment: { target: { chat: true } } };
+    this.pane.open(this.about);
   }
 
   add(chunk) {
     this.run.chunks.push(chunk);
-    this.spans.push(chunk.text ? this.pane.addText(chunk.text, chunk.kind) : null);
+    this.write(chunk);
     this.count += chunk.tokens ?? 1;
     if (this.run.chunks.length > 1 && chunk.seconds - this.drawn < SHOWN_AT_ONCE) return;
     this.drawn = chunk.seconds;
     this.curve.add(this.label, chunk.seconds, this.count);
   }
 
-  /** What the server told at the end: the colours too, where it tells them last. */
+  write({ text, kind }) {
+    this.spans.push(text ? this.pane.addText(text, kind) : null);
+  }
+
+  /** What the server told at the end: the colours too, where it tells them last, and where a pass's drafted text ends. */
   end(run) {
     Object.assign(this.run, run);
+    if (run.chunks) {
+      this.spans = [];
+      this.pane.open(this.about);
+      run.chunks.forEach((chunk) => this.write(chunk));
+    }
     run.kinds.forEach((kind, i) => {
       if (kind && this.spans[i]) this.spans[i].dataset.kind = kind;
       this.run.chunks[i].kind = kind;

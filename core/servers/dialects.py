@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.errors import UserError
+from core.progress import Stop, never
 from core.records import Outcome
 from core.servers.connection import Connection
 from core.servers.counters import NAMES, of_llama, of_sglang, of_vllm, read_counters
@@ -75,6 +76,34 @@ def _metrics(connection: Connection) -> str | None:
         return connection.get_text("/metrics")
     except UserError:
         return None
+
+
+def split_passes(connection: Connection, run: ServerRun, stop: Stop = never) -> None:
+    """Part each chunk that holds a pass's drafted tokens and the target's own: a server sends them as one text, and
+    vLLM is asked for that of the drafted ones. A chunk stays whole where that is not how its text begins, and where
+    several passes were sent at once."""
+    found: list[ServerChunk] = []
+    asking = run.server.engine == "vLLM"
+    for chunk in run.chunks:
+        outcomes = chunk.outcomes or []
+        drafted = outcomes.count(ACCEPTED)
+        if asking and not stop() and chunk.ids and chunk.outcome is None and drafted:
+            said = _text_of(connection, run.server, chunk.ids[:drafted])
+            asking = said is not None
+            if said and chunk.text.startswith(said) and outcomes[:drafted] == [ACCEPTED] * drafted:
+                found += chunk.split(drafted, len(said))
+                continue
+        found.append(chunk)
+    run.chunks = found
+
+
+def _text_of(connection: Connection, server: Server, ids: list[int]) -> str | None:
+    """What tokens say; None where the server does not tell."""
+    try:
+        told = within(connection.post_json("/detokenize", {"model": server.model, "tokens": ids}), "prompt")
+    except UserError:
+        return None
+    return None if told is None else text(told)
 
 
 def counters(connection: Connection, server: Server) -> dict[str, float] | None:

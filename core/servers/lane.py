@@ -12,7 +12,7 @@ from core.errors import UserError
 from core.progress import Stop, never
 from core.servers.connection import Connection
 from core.servers.counters import between, missing_of
-from core.servers.dialects import counters, listener, question
+from core.servers.dialects import counters, listener, question, split_passes
 from core.servers.records import Server, ServerChunk, ServerRun, per_pass
 from core.settings import Settings
 
@@ -26,9 +26,10 @@ WARM_UP_TOKENS = 8
 def ask(connection: Connection, run: ServerRun, stop: Stop = never, counted: bool = True) -> Iterator[ServerChunk]:
     """Send the run's prompt and settings, and yield each chunk as it arrives; the run grows with them.
 
-    `counted`: read the server's counters before and after, where the answer itself does not tell; they count everything
-    that the server does meanwhile. Raises UserError for whatever the server does wrong; what came until then stays in
-    the run.
+    `counted`: ask the server for more than the answer, which under load would be a load itself: its counters before and
+    after, where the answer does not tell, although they count everything that the server does meanwhile; and where in a
+    text of several tokens the drafted ones end. Raises UserError for whatever the server does wrong; what came until
+    then stays in the run.
     """
     server, settings = run.server, run.settings
     before = counters(connection, server) if counted else None
@@ -51,6 +52,8 @@ def ask(connection: Connection, run: ServerRun, stop: Stop = never, counted: boo
         return
     if not heard.ended:
         raise UserError(f"{connection.address} hung up before the answer was complete.")
+    if counted:
+        split_passes(connection, run, stop)
     if (
         run.speculation is None
         and not heard.plain
@@ -74,6 +77,8 @@ def _missing(run: ServerRun, plain: bool) -> list[str]:
         found.append("token ids")
     if any(chunk.outcomes is None for chunk in run.chunks):
         found.append("which tokens were drafted")
+    elif any(len(set(chunk.outcomes or ())) > 1 for chunk in run.chunks):
+        found.append("where the drafted tokens end in a text of several")
     return found if plain else found + missing_of(run.speculation)
 
 
@@ -146,7 +151,7 @@ def open_lane(server: Server, prompt: str, settings: Settings, stop: Stop = neve
 
 
 def warm_up(server: Server, prompt: str, settings: Settings, stop: Stop = never) -> Server:
-    """One short answer that is not counted; the server as its answer describes it. Raises UserError as a lane does."""
+    """One short answer that does not count; the server as its answer describes it. Raises UserError as a lane does."""
     few = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
     with open_lane(server, prompt, few, stop) as lane:
         for _ in lane:

@@ -69,6 +69,17 @@ class ServerChunk:
         """What the whole chunk is coloured as: what all its tokens are; None where they differ or are unknown."""
         return self.outcomes[0] if self.outcomes and len(set(self.outcomes)) == 1 else None
 
+    def split(self, tokens: int, characters: int) -> list[ServerChunk]:
+        """Its first `tokens`, which are so many characters of text, and the others; each is known."""
+        assert self.tokens is not None and self.ids is not None and self.outcomes is not None
+        return [
+            replace(self, text=text, tokens=len(ids), ids=ids, outcomes=outcomes)
+            for text, ids, outcomes in (
+                (self.text[:characters], self.ids[:tokens], self.outcomes[:tokens]),
+                (self.text[characters:], self.ids[tokens:], self.outcomes[tokens:]),
+            )
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:

@@ -36,6 +36,8 @@ class StandInServer:
     """Whether answers count their own speculation, step by step."""
     counters: bool = True
     """Whether /metrics is served."""
+    detokenizes: bool = True
+    """Whether vLLM tells the text of tokens."""
     named: bool = True
     """Whether llama.cpp's answers name what drafted, "none" included."""
     failing: int = 0
@@ -85,6 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(401, "no key")
         if self.path == "/apply-template" and self.it.dialect == "llama.cpp":
             return self._json({"prompt": f"<user>{body['messages'][-1]['content']}<assistant>"})
+        if self.path == "/detokenize" and self.it.dialect == "vLLM" and self.it.detokenizes:
+            return self._json({"prompt": "".join(self.it.words[id - 100] for id in body["tokens"])})
         paths = {"llama.cpp": "/completion", "SGLang": "/generate"}
         if self.path not in ("/v1/chat/completions", "/v1/completions", paths.get(self.it.dialect)):
             return self._refuse(404, "no such page")

@@ -82,9 +82,25 @@ def test_each_dialect_is_recognised_and_its_answer_understood(dialect, chat):
         assert counted.by_position[:2] == BY_POSITION and sum(counted.by_position[2:]) == 0
     if dialect in ("vLLM", "llama.cpp"):
         assert tuple(outcome for chunk in run.chunks for outcome in chunk.outcomes) == OUTCOMES
+        assert all(chunk.outcome for chunk in run.chunks)
     else:
         assert "which tokens were drafted" in run.missing
     assert it.streams[-1]["stream"] is True
+
+
+def test_a_passs_tokens_are_parted_where_the_server_tells_their_texts():
+    with stand_in_server("vLLM") as it:
+        told = answer(it.address)
+        it.detokenizes = False
+        whole = answer(it.address)
+        asked = sum(path == "/detokenize" for _, path, _ in it.requests)
+    parts = [(chunk.text, chunk.outcome) for chunk in told.chunks]
+    assert parts[:4] == [("The", "plain"), (" sky is", "accepted"), (" blue", "corrected"), (" be", "corrected")]
+    assert told.text == whole.text and measure_run(told).tokens == measure_run(whole).tokens
+    assert [chunk.text for chunk in whole.chunks][:3] == ["The", " sky is blue", " be"]
+    assert whole.chunks[1].outcome is None and "where the drafted tokens end" in " ".join(whole.missing)
+    assert asked == 4  # once more, and then no more
+    assert not any("where the drafted tokens end" in word for word in told.missing)
 
 
 def test_own_timings_of_the_server_are_used_and_named():

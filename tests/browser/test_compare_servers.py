@@ -59,3 +59,15 @@ def test_servers_are_chosen_read_and_measured(scripted: tuple[Any, str], engine:
         open_tab(page, "history")
         page.wait_for_selector(".history-list tbody tr")
         assert "+ " in page.inner_text(".history-list .history-method")
+
+        page.get_by_role("button", name="Show number 1 in Compare").click()
+        page.wait_for_selector(".comparison", state="visible")
+        page.wait_for_function("document.querySelector('.comparison .status-why').innerText.includes('History')")
+        assert page.locator(".comparison .pane:visible").count() == 3  # the one that broke off wrote nothing
+        assert page.evaluate(PIECES, "2") == shown
+        open_tab(page, "history")
+        page.get_by_role("button", name="Show number 2 in Compare").click()
+        page.wait_for_selector("#load-status [data-save='2']")
+        with page.expect_download() as saved:
+            page.click("#load-status [data-save]")
+        assert saved.value.suggested_filename == "speculative-load-2.json"

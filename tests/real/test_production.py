@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from app.tune.production import Deployment, llama_cpp
+from core.loading.gguf import read_header
 from core.loading.pair import SMOLLM2_HEAD, smollm2_file
 from core.servers import connect, open_lane
 from core.servers.connection import Connection
@@ -107,10 +108,10 @@ def head_as_gguf(head: Path, target: str, file: Path) -> str:
     target's (EAGLE-3: by how much they differ), and what turns in rotary embedding are neighbours, not halves."""
     about, tensors = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
     writer = gguf.GGUFWriter(file, "eagle3")
-    for name, field in gguf.GGUFReader(target).fields.items():
+    adds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+    for name, value in read_header(Path(target)).settings.items():
         if name.startswith("tokenizer."):
-            kind, *parts = field.types  # of a list also what it is made of
-            writer.add_key_value(name, field.contents(), kind, *parts)
+            adds[type(value)](name, value)
     writer.add_vocab_size(about["vocab_size"])
     writer.add_context_length(about["max_position_embeddings"])
     writer.add_embedding_length(about["hidden_size"])

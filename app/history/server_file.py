@@ -1,5 +1,5 @@
-"""A server's answer in a document that somebody opens: typed and bounded as everything in `run_file`, and in agreement
-with itself. Figures are computed anew from its chunks."""
+"""A server's answer in a document that somebody opens, or a measurement of servers with many readers: typed and bounded
+as everything in `run_file`, and in agreement with itself. Figures are computed anew from chunks and levels."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class LoadFile(Part):
     schema_: Literal[1] = Field(alias="schema")
     servers: Annotated[list[ServerFile], Field(min_length=1, max_length=16)]
     settings: AskedFile  # type: ignore[valid-type]
-    prompts: Count
+    prompts: Annotated[int, Field(ge=1, le=MOST_ANSWERS)]
     readers: Annotated[list[Readers], Field(max_length=MOST_READERS)]
     answers_per_reader: Count
     levels: Annotated[list[LevelFile], Field(min_length=1, max_length=MOST_ANSWERS)]

@@ -20,9 +20,9 @@ from app.sidebar import follow_pair
 from app.sidebar.picker import OTHER, reasons_of
 from app.tokens import stream
 from app.train.events import training_events
-from app.train.words import ENGINES, OFF, command_html, forecast, kept_html, resumption, sentences_html
+from app.train.words import ENGINES, OFF, forecast, kept_html, resumption, sentences_html
 from app.tune.production import Deployment, recipes
-from app.tune.results import copy_js
+from app.tune.results import command, command_html
 from core.errors import UserError
 from core.settings import HEAD, POCKET_NAME, Settings
 from core.text import prompts_in, read_prompts
@@ -248,11 +248,6 @@ def component() -> gr.HTML:
 
 
 def _engine(engine: str) -> gr.HTML:
-    """An engine's command, and the button that copies it."""
-    name = f"train-{engine.lower()}"
     with gr.Column(elem_classes="train-engine"):
         html_block(f"<h3>{engine}</h3>")
-        recipe = html_block(elem_id=name)
-        copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
-        copy.click(None, None, None, js=copy_js(f"#{name} code"), **QUIET)
-    return recipe
+        return command(f"train-{engine.lower()}")

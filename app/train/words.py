@@ -1,4 +1,4 @@
-"""What the tab Train says: what will happen, what is kept, how to take it elsewhere. Names come from people and hubs,
+"""What the tab Train says: what will happen, what is kept. Names come from people and hubs,
 so all is escaped."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from app.tune.production import Recipe
 from core.loading.pair import label_of
 
 OFF = (
@@ -66,12 +65,3 @@ def kept_html(folder: Path, standing: Mapping[str, Any]) -> str:
     shares = ", ".join(f"{share:.0%}" for share in standing.get("agreement", ()))
     of = f" It accepts {shares} at positions 1 to {len(standing['agreement'])} of held-out answers." if shares else ""
     return f"<p>The newest head of this target is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
-
-
-def command_html(recipe: Recipe) -> str:
-    label = f"Command for {recipe.engine}"
-    notes = "".join(f"<li>{escape(note)}</li>" for note in recipe.notes)
-    return (
-        f"<pre tabindex='0' role='region' aria-label='{label}'><code>{escape(recipe.command)}</code></pre>"
-        f"<ul class='tune-notes'>{notes}</ul>"
-    )

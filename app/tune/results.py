@@ -92,13 +92,17 @@ def _chart(at: int, question: str) -> tuple[gr.Plot, gr.HTML]:
 
 
 def _engine(engine: str) -> gr.HTML:
-    """A tab with an engine's command and notes, and the button that copies the command."""
     name = engine.replace(".", "-").lower()
     with gr.Tab(engine, id=f"engine-{name}"):
-        recipe = html_block(elem_id=f"recipe-{name}")
-        copy = gr.Button("Copy", size="sm", elem_id=f"copy-{name}", elem_classes="copy-recipe", min_width=80)
-        copy.click(None, None, None, js=copy_js(f"#recipe-{name} code"), **QUIET)
-    return recipe
+        return command(f"recipe-{name}")
+
+
+def command(elem_id: str) -> gr.HTML:
+    """A place for what `command_html` makes, and the button that copies the command."""
+    place = html_block(elem_id=elem_id, elem_classes="command")
+    copy = gr.Button("Copy", size="sm", elem_id=f"copy-{elem_id}", elem_classes="copy-command", min_width=80)
+    copy.click(None, None, None, js=_COPY % f"#{elem_id} code", **QUIET)
+    return place
 
 
 def details(document: Document | None, temperature: float | None, measured: Sequence[Fastest] = ()) -> list[Any]:
@@ -122,7 +126,7 @@ def details(document: Document | None, temperature: float | None, measured: Sequ
         _paragraph(describe_document_costs(document)),
         _paragraph(describe_positions(document, temperature)),
         _paragraph(_hint(deployment)),
-        *(_recipe(recipe) for recipe in made or [Recipe(engine, "") for engine in ENGINES]),
+        *(command_html(recipe) for recipe in made or [Recipe(engine, "") for engine in ENGINES]),
     ]
 
 
@@ -205,23 +209,18 @@ def _hint(deployment: Deployment | None) -> str:
     return " ".join(filter(None, (length, placeholders(deployment), "Sampling settings go with each request.")))
 
 
-def _recipe(recipe: Recipe) -> str:
+def command_html(recipe: Recipe) -> str:
+    """An engine's command, what it was checked against, and notes; of a recipe without a command the notes alone."""
     notes = "".join(f"<li>{escape(note)}</li>" for note in recipe.notes)
-    command = ""
-    if recipe.command:
-        label = f"Command for {recipe.engine}"
-        command = f"<pre tabindex='0' role='region' aria-label='{label}'><code>{escape(recipe.command)}</code></pre>"
-    checked = f"<li>Checked against {escape(VERSIONS[recipe.engine])}.</li>" if recipe.command else ""
-    return f"{command}<ul class='tune-notes'>{checked}{notes}</ul>"
+    if not recipe.command:
+        return f"<ul>{notes}</ul>"
+    checked = f"<li>Checked against {escape(VERSIONS[recipe.engine])}.</li>"
+    region = f"tabindex='0' role='region' aria-label='Command for {recipe.engine}'"
+    return f"<pre {region}><code>{escape(recipe.command)}</code></pre><ul>{checked}{notes}</ul>"
 
 
 def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
-
-
-def copy_js(selector: str) -> str:
-    """Copies the command that an element holds."""
-    return _COPY % selector
 
 
 _COPY = """() => {

@@ -62,7 +62,7 @@ def test_a_sweep_ends_in_charts_a_setting_and_commands_to_copy(page: Any) -> Non
     assert f'"num_speculative_tokens": {best["draft_length"]}' in page.inner_text("#recipe-vllm code")
     assert max(words_colour(page)) < 130, "dark on light"
     page.click('#tune-engines [role="tab"][data-tab-id="engine-sglang"]')
-    page.click("#copy-sglang")
+    page.click("#copy-recipe-sglang")
     page.wait_for_function("document.querySelector('.take-away .notice').innerText.includes('The command is copied')")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == page.evaluate("document.querySelector('#recipe-sglang code').textContent")

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+INCLUDE = re.compile(r"<!-- include ([\w/]+\.html) -->\n")
 IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[\w./]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 """The two forms that our modules use, and `in_one_script` knows."""
@@ -26,8 +27,9 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))",
 
 @cache
 def asset(name: str) -> str:
-    """A file's text, by its path below assets/."""
-    return (ASSETS / name).read_text(encoding="utf-8")
+    """A file's text, by its path below assets/, with the files that it includes in their places."""
+    text = (ASSETS / name).read_text(encoding="utf-8")
+    return INCLUDE.sub(lambda found: asset(found[1]), text)
 
 
 @cache

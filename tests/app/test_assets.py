@@ -26,6 +26,12 @@ def test_a_module_imports_what_there_is_and_uses_it(module: str) -> None:
         assert all(re.search(rf"\b{name}\b", body) for name in names)
 
 
+@pytest.mark.parametrize("page", ["tokens/race.html", "compare/compare.html", "train/train.html"])
+def test_panes_speak_of_tokens_in_the_same_words(page: str) -> None:
+    assert asset("tokens/legend.html") in asset(page)
+    assert ">Show final text</button>" in asset(page)
+
+
 @pytest.mark.parametrize("module", MOUNTED)
 def test_what_is_mounted_can_be_put_into_one_script(module: str) -> None:
     script = in_one_script(module)

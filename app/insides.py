@@ -31,6 +31,12 @@ def html_block(value: str = "", js_on_load: str | None = None, **options: Any) -
     return gr.HTML(value, apply_default_css=False, js_on_load=js_on_load, **options)
 
 
+def scripted(html: str, module: str, *events: str, **options: Any) -> gr.HTML:
+    """A component that a module of ours draws into `html`, from its value; `events` are what the module triggers."""
+    drawn = {"html_template": html, "css_template": "", "js_on_load": on_load(module, *events)}
+    return gr.HTML(value="", apply_default_css=False, **drawn, **options)
+
+
 def imported(module: str) -> str:
     """JavaScript that begins to import a module of assets/.
 

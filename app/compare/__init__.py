@@ -27,7 +27,7 @@ from app.compare.lanes import (
 )
 from app.compare.many_readers import ManyReaders
 from app.compare.servers import ServerContender
-from app.insides import PRIVATE, QUIET, html_block, on_load
+from app.insides import PRIVATE, QUIET, html_block, scripted
 from app.playground import starting_prompts
 from app.selectors import chooser, run_and_stop, selectors
 from app.serving import Engine
@@ -302,16 +302,8 @@ def _settings_of(lane: Settings | ServerContender) -> Settings:
 
 def component(lanes: int) -> gr.HTML:
     """So many lanes at work, and the table; its value is what `stream` makes of a comparison's events."""
-    return gr.HTML(
-        value="",
-        html_template=asset("compare/compare.html").replace(
-            "<div ", f'<div data-count="{lanes}" data-marks="{MARKS}" ', 1
-        ),
-        css_template="",
-        js_on_load=on_load("compare/compare.js"),
-        apply_default_css=False,
-        elem_id="comparison",
-    )
+    html = asset("compare/compare.html").replace("<div ", f'<div data-count="{lanes}" data-marks="{MARKS}" ', 1)
+    return scripted(html, "compare/compare.js", elem_id="comparison")
 
 
 def _follow(count: gr.Radio, rows: list[gr.Row]) -> None:

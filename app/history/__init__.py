@@ -12,7 +12,7 @@ from app.assets import asset
 from app.compare import Compare
 from app.header import pair_name, precisions
 from app.history.run_file import open_file
-from app.insides import PRIVATE, QUIET, on_load, sent_by, sent_with
+from app.insides import PRIVATE, QUIET, scripted, sent_by, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.settings import HAS_LENGTH
@@ -56,14 +56,8 @@ class History:
 
     def build(self, visit: gr.State, race: gr.HTML, tabs: gr.Tabs, tab: gr.Tab) -> None:
         """Lay out the tab; other runs are shown again in `race`, on the first of `tabs`."""
-        history = gr.HTML(
-            value="",
-            html_template=asset("history/history.html"),
-            css_template="",
-            js_on_load=on_load("history/history.js", "refresh", "show", "remove", "open"),
-            apply_default_css=False,
-            elem_id="history",
-        )
+        events = ("refresh", "show", "remove", "open")
+        history = scripted(asset("history/history.html"), "history/history.js", *events, elem_id="history")
         opened = [tab.select, sent_by(history, "refresh")]  # one listener: the answers of two may overtake one another
         gr.on(opened, self.table, visit, history, trigger_mode="always_last", **QUIET)
         history.show(self.show, visit, [race, tabs, history, *self.compare.places], **QUIET)

@@ -26,7 +26,7 @@ import gradio as gr
 from gradio.events import Dependency
 
 from app.assets import asset
-from app.insides import PRIVATE, calling, give, on_load, sent_with
+from app.insides import PRIVATE, calling, give, scripted, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, prompt_text
@@ -71,16 +71,8 @@ class TakeAway:
 
     def build(self) -> None:
         """Lay out the bar; `connect` wires it once the rest of the page is there."""
-        self.bar = gr.HTML(
-            value="",
-            html_template=asset("playground/take_away.html"),
-            css_template="",
-            js_on_load=on_load(SCRIPT, "take"),
-            apply_default_css=False,
-            elem_id="take-away",
-            names=list(NAMES),
-            start=[],
-        )
+        html = asset("playground/take_away.html")
+        self.bar = scripted(html, SCRIPT, "take", elem_id="take-away", names=list(NAMES), start=[])
 
     def connect(self, page: gr.Blocks, prompt: gr.Textbox, controls: dict[str, Any], visit: gr.State) -> Dependency:
         """Follow the controls, read the address when the page opens, answer the buttons. The event that ends once the

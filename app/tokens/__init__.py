@@ -17,7 +17,7 @@ from uuid import uuid4
 import gradio as gr
 
 from app.assets import asset
-from app.insides import on_load
+from app.insides import scripted
 
 STYLES = (
     "tokens/stream.css",
@@ -34,14 +34,7 @@ UPDATES_PER_SECOND = 12.0
 
 def token_stream(**options: Any) -> gr.HTML:
     """The race component; its value is what `stream` makes of events."""
-    return gr.HTML(
-        value="",
-        html_template=asset("tokens/race.html"),
-        css_template="",
-        js_on_load=on_load("playground/live.js"),
-        apply_default_css=False,
-        **options,
-    )
+    return scripted(asset("tokens/race.html"), "playground/live.js", **options)
 
 
 def encode(event: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from app.assets import asset
-from app.insides import PRIVATE, QUIET, html_block, on_load
+from app.insides import PRIVATE, QUIET, html_block, scripted
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
@@ -237,14 +237,7 @@ def prompts_of_file(path: str) -> str:
 
 def component() -> gr.HTML:
     """The training at work; its value is what `stream` makes of its events."""
-    return gr.HTML(
-        value="",
-        html_template=asset("train/train.html"),
-        css_template="",
-        js_on_load=on_load("train/train.js"),
-        apply_default_css=False,
-        elem_id="training",
-    )
+    return scripted(asset("train/train.html"), "train/train.js", elem_id="training")
 
 
 def _engine(engine: str) -> gr.HTML:

@@ -45,7 +45,7 @@ MOST_SESSIONS = 1000
 """Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
 STYLES = (
     "page/page.css",
-    "page/selectors.css",
+    "page/parts.css",
     "page/gradio.css",
     "page/present.css",
     *RACE_STYLES,

@@ -28,8 +28,8 @@ from app.compare.lanes import (
 from app.compare.many_readers import ManyReaders
 from app.compare.servers import ServerContender
 from app.insides import PRIVATE, QUIET, html_block, scripted
+from app.parts import chooser, run_and_stop, selectors
 from app.playground import starting_prompts
-from app.selectors import chooser, run_and_stop, selectors
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops

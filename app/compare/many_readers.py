@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from typing import Any
 
 import gradio as gr
@@ -11,7 +10,7 @@ import gradio as gr
 from app.compare.figures import entitle
 from app.compare.servers import ServerContender
 from app.insides import PRIVATE, QUIET, html_block
-from app.selectors import run_and_stop, selectors, ticks
+from app.parts import progress_line, run_and_stop, selectors, status_line, ticks
 from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
@@ -60,7 +59,7 @@ class ManyReaders:
                     elem_id="load-readers",
                 )
                 run, stop = run_and_stop("load", "Start")
-            status = html_block(_line("idle", IDLE), elem_id="load-status")
+            status = html_block(status_line("idle", IDLE), elem_id="load-status")
             with gr.Row(elem_id="load-plots"):
                 plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in range(PLOTS)]
         gr.on(
@@ -92,10 +91,10 @@ class ManyReaders:
                     found = measured = event["load"]
                     yield _progress(event), *_shown(measured)
                 elif event["e"] == "error":
-                    yield _line("error", event["text"]), *kept
+                    yield status_line("error", event["text"]), *kept
                     return
                 elif event["e"] == "status":
-                    yield _line(event["kind"], event["text"]), *kept
+                    yield status_line(event["kind"], event["text"]), *kept
         if found is not None and any(found.runs):
             yield _result(found, visit.add_load(load_document(found)).number), *_shown(found)
 
@@ -122,16 +121,9 @@ class ManyReaders:
         yield from with_device(self.device, stop, work)
 
 
-def _line(kind: str, text: str) -> str:
-    role = "alert" if kind == "error" else "status"
-    return f'<div class="load-line" data-kind="{kind}"><p role="{role}">{escape(text)}</p></div>'
-
-
 def _progress(event: Event) -> str:
     done, total = event["done"], event["total"]
-    bar = f'<progress max="{total}" value="{done}" aria-label="Levels measured"></progress>'
-    said = f"<p role='status'><b>{done} of {total}</b> {escape(event['text'])}</p>"
-    return f'<div class="load-line" data-kind="running">{said}{bar}</div>'
+    return progress_line(done, total, "Levels measured", f"{done} of {total}", event["text"])
 
 
 def _result(found: Load, number: int) -> str:
@@ -142,10 +134,8 @@ def _result(found: Load, number: int) -> str:
     said = [*(describe_same(each, found) for each in same_texts(found)), *notes(found)]
     if found.stopped:
         said.insert(0, "Stopped early: only what was measured until then is shown.")
-    more = "".join(f"<p>{escape(each)}</p>" for each in said)
     save = f'<button type="button" class="tool" data-save="{number}" title="{SAVE}">JSON</button>'
-    said = f'<p role="status"><b>{escape(first)}</b> {save}</p>'
-    return f'<div class="load-line" data-kind="finished">{said}{more}</div>'
+    return status_line("finished", first, *said) + save
 
 
 # Charts

@@ -11,6 +11,7 @@ import gradio as gr
 
 from app.assets import asset
 from app.insides import PRIVATE, QUIET, html_block, scripted
+from app.parts import status_line
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
@@ -20,7 +21,7 @@ from app.sidebar import follow_pair
 from app.sidebar.picker import OTHER, reasons_of
 from app.tokens import stream
 from app.train.events import training_events
-from app.train.words import ENGINES, OFF, forecast, kept_html, resumption, sentences_html
+from app.train.words import ENGINES, OFF, forecast, kept_html, resumption
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
 from core.errors import UserError
@@ -99,17 +100,17 @@ class Train:
             plan = plan_from(amount, unit, prompts)
             kept, folder = self.engine.kept_head(settings)
         except Exception as error:
-            return [sentences_html(sentence(error), bad=True), *nothing]
+            return [status_line("error", sentence(error)), *nothing]
         words = [forecast(settings.target or POCKET_NAME, plan, folder)]
         if kept is None:
-            return [sentences_html(*words), *nothing]
+            return [status_line("idle", *words), *nothing]
         words.append(resumption(kept.standing, kept.folder))
         can = gr.update(interactive=True)
         if not kept.exported:
-            return [sentences_html(*words), can, *nothing[1:]]
+            return [status_line("idle", *words), can, *nothing[1:]]
         made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
         shown = [kept_html(kept.folder, kept.standing), *(made[engine] for engine in ENGINES)]
-        return [sentences_html(*words), can, gr.update(visible=True), *shown]
+        return [status_line("idle", *words), can, gr.update(visible=True), *shown]
 
     def _deployment(self, settings: Settings, folder: Path) -> Deployment:
         pair = self.engine.loaded(settings)
@@ -143,7 +144,7 @@ class Train:
     def build(self, controls: dict[str, Any], tabs: gr.Tabs, tab: gr.Tab, page: gr.Blocks) -> None:
         """Lay out the tab and wire its buttons; `tabs` lead to the Playground, `tab` is this one."""
         if self.public:
-            html_block(sentences_html(OFF), elem_id="train-words")
+            html_block(status_line("idle", OFF), elem_id="train-words")
             return
         sidebar = [controls[name] for name in CONTROLS]
         words = html_block(elem_id="train-words")

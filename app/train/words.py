@@ -52,14 +52,6 @@ def resumption(standing: Mapping[str, Any], folder: Path) -> str:
     return f"Resume: goes on with the training {so_far} in {short(folder)}, where it stopped."
 
 
-def sentences_html(*sentences: str, bad: bool = False) -> str:
-    role = " role='alert'" if bad else ""
-    kind = "bad" if bad else "plain"
-    return (
-        f"<div class='train-words' data-kind='{kind}'{role}>{''.join(f'<p>{escape(s)}</p>' for s in sentences)}</div>"
-    )
-
-
 def kept_html(folder: Path, standing: Mapping[str, Any]) -> str:
     """Where the newest head lies, and how good it is."""
     shares = ", ".join(f"{share:.0%}" for share in standing.get("agreement", ()))

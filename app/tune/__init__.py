@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from html import escape
 from typing import Any
 
 import gradio as gr
@@ -14,8 +13,8 @@ from gradio.events import api
 
 from app.api import takes_settings
 from app.insides import PRIVATE, QUIET, html_block
+from app.parts import progress_line, run_and_stop, selectors, status_line, ticks
 from app.playground import starting_prompts
-from app.selectors import run_and_stop, selectors, ticks
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
@@ -197,16 +196,16 @@ class Tune:
             (repeats,) = _numbers("Repeats", [repeats], whole=True)
             prompts = [*kinds, *own_prompts(own)]
         except UserError as error:
-            return _status({"e": "status", "kind": "idle", "text": str(error)})
+            return status_line("idle", str(error))
         runs = int(_runs(lengths, temperatures, prompts, 1))
         if not runs:
-            return _status({"e": "status", "kind": "idle", "text": "Choose at least one of each to run a sweep."})
+            return status_line("idle", "Choose at least one of each to run a sweep.")
         text = f"{METHODS[settings.method][0]}: {runs} runs of {settings.max_new_tokens} tokens"
         if seconds := self._plain_seconds(settings):
             text += f", about {_duration(runs * settings.max_new_tokens * seconds + OVERHEAD_SECONDS)} on this machine"
         if repeats > 1:
             text += f"; again, {int(repeats)} times at most, until the best is told from noise"
-        return _status({"e": "status", "kind": "idle", "text": f"{text}."})
+        return status_line("idle", f"{text}.")
 
     def _plain_seconds(self, settings: Settings) -> float | None:
         """What a token costs plainly, where that is known without loading anything."""
@@ -324,12 +323,9 @@ def _status(event: Event) -> str:
     """A line of words, with a bar where it is known how far it is."""
     if event["e"] == "progress":
         done, total = event["done"], event["total"]
-        bar = f"<progress max='{total}' value='{done}' aria-label='Progress of the sweep'></progress>"
         count = f"{done} of {total} runs" if total > 1 else "Measuring"
-        return f"<div class='tune-line' data-kind='running'><p><b>{count}</b> {escape(event['text'])}</p>{bar}</div>"
-    kind = "error" if event["e"] == "error" else event["kind"]
-    role = "alert" if kind == "error" else "status"
-    return f"<div class='tune-line' data-kind='{kind}'><p role='{role}'>{escape(event['text'])}</p></div>"
+        return progress_line(done, total, "Progress of the sweep", count, event["text"])
+    return status_line("error" if event["e"] == "error" else event["kind"], event["text"])
 
 
 def _finished(document: dict[str, Any]) -> Event:
@@ -341,7 +337,7 @@ def _finished(document: dict[str, Any]) -> Event:
         f"{row['plain']['median']:.0f} tokens/s at temperature {row['temperature']:g}"
         for row in document["temperatures"]
     )
-    return {"e": "status", "kind": "done", "text": f"Done. Plain decoding on the same prompts: {speeds}."}
+    return {"e": "status", "kind": "finished", "text": f"Done. Plain decoding on the same prompts: {speeds}."}
 
 
 def own_prompts(text: Any) -> list[Prompt]:

@@ -33,7 +33,7 @@ def compare(page: Any) -> None:
 
 def tune(page: Any) -> None:
     page.click("#tune-run")
-    page.wait_for_selector("#tune-status .tune-line[data-kind='done']", timeout=MINUTES)
+    page.wait_for_selector("#tune-status .status-line[data-kind='finished']", timeout=MINUTES)
     page.wait_for_timeout(1500)
 
 

@@ -11,7 +11,7 @@ from driving import fill_in, open_tab
 DRAWN = (
     "id => { const { data } = document.querySelector(`${id} .js-plotly-plot`); return data.map(t => [t.name, t.y]); }"
 )
-STATUS = "#tune-status .tune-line"
+STATUS = "#tune-status .status-line"
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
 
 def sweep(page: Any) -> None:
     page.click("#tune-run")
-    page.wait_for_selector(f"{STATUS}[data-kind='done']")
+    page.wait_for_selector(f"{STATUS}[data-kind='finished']")
     page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
 
 

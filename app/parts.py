@@ -1,11 +1,12 @@
-"""Rows of selectors as every tab lays them out: what to choose from left to right, then Run and Stop.
+"""What several tabs lay out alike: rows of selectors, with Run and Stop at their end, and a line on how far it is.
 
-Their looks are in assets/page/selectors.css, their `info` in the help strip (assets/page/page.js).
+Their looks are in assets/page/parts.css, the `info` of selectors in the help strip (assets/page/page.js).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -33,3 +34,17 @@ def run_and_stop(tab: str, run: str, **stop: Any) -> tuple[gr.Button, gr.Button]
             gr.Button(run, variant="primary", elem_id=f"{tab}-run"),
             gr.Button("Stop", elem_id=f"{tab}-stop", **stop),
         )
+
+
+def status_line(kind: str, *sentences: str) -> str:
+    """How something stands, in words."""
+    role = "alert" if kind == "error" else "status"
+    said = "".join(f"<p>{escape(each)}</p>" for each in sentences)
+    return f"<div class='status-line' data-kind='{kind}'><div role='{role}'>{said}</div></div>"
+
+
+def progress_line(done: int, total: int, of: str, count: str, text: str) -> str:
+    """How far something is: a bar, which is `of` something, the `count` in words, and what is done just now."""
+    bar = f"<progress max='{total}' value='{done}' aria-label='{escape(of)}'></progress>"
+    said = f"<p><b>{escape(count)}</b> {escape(text)}</p>"
+    return f"<div class='status-line' data-kind='running'><div>{said}</div>{bar}</div>"

@@ -7,15 +7,12 @@ other, in whatever precision is asked for.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,11 +22,11 @@ from filelock import FileLock
 from gguf import dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from core.disk import on_disk, require_room, user_folder
 from core.errors import Cancelled, UserError, first_line
 from core.loading.gguf import Header, StoredTensor, is_gguf, read_header
 from core.loading.gguf_layout import Place, config_of, layout, quiet_transformers, read_by_us
-from core.loading.hub import free_space
-from core.progress import Meter, Progress, Stop, in_bytes, never, silent
+from core.progress import Meter, Progress, Stop, never, silent
 
 VERSION = 1
 """Of what is written; another one is another key, so that nothing of an older kind is taken for ours."""
@@ -38,17 +35,12 @@ SAMPLES, SAMPLE = 64, 65_536
 FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 ORIGIN = "origin.json"
+ELSEWHERE = "set XDG_CACHE_HOME to another folder, such as one on a larger disk"
 
 
 def cache_folder() -> Path:
-    """Where converted files are kept: under the user's cache directory, as the system has it."""
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        base = Path(given)
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return base / "speculative-decoding-playground" / "gguf"
+    """Where converted files are kept."""
+    return user_folder("cache") / "gguf"
 
 
 def cache_size() -> int:
@@ -158,11 +150,7 @@ def _write_weights(header: Header, config: dict[str, Any], file: Path, progress:
         size = int(np.prod(tensor.shape)) * WIDTHS[dtype]
         entries[place.name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
         at += size
-    if at > (free := free_space(file.parent)):
-        raise UserError(
-            f"{header.path.name} needs {in_bytes(at)} in the folder of converted models, and {in_bytes(free)} are "
-            "free; free some space, or set XDG_CACHE_HOME to a folder on a larger disk."
-        )
+    require_room(header.path.name, file.parent, at, f"free some space, or {ELSEWHERE}")
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     meter = Meter(f"Converting {header.path.name}", at, progress)
@@ -243,18 +231,10 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def _on_disk(header: Header) -> Iterator[None]:
+def _on_disk(header: Header) -> AbstractContextManager[None]:
     """What a disk that cannot take the folder lacks, in a sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"The disk is too full to convert {header.path.name}; free some space, or set XDG_CACHE_HOME to a "
-                "folder on a larger disk."
-            ) from None
-        raise UserError(
-            f"{header.path.name} cannot be converted, since {cache_folder()} cannot be written ({error.strerror}); "
-            "set XDG_CACHE_HOME to a folder of yours."
-        ) from None
+    name = header.path.name
+    return on_disk(
+        f"The disk is too full to convert {name}; free some space, or {ELSEWHERE}.",
+        lambda why: f"{name} cannot be converted, since {cache_folder()} cannot be written ({why}); {ELSEWHERE}.",
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -43,6 +42,7 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
+from core.disk import free_space, is_full
 from core.errors import Cancelled, UserError, refused_pickle
 from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 
@@ -136,13 +136,6 @@ def out_of_reach(error: BaseException) -> bool:
     return isinstance(error, (OfflineModeIsEnabled, LocalEntryNotFoundError)) or transport_error(error)
 
 
-def free_space(folder: Path) -> int:
-    """Bytes free where a folder is, or would be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 def _download(name: str, revision: str | None, progress: Progress, stop: Stop) -> Path:
     """From the Hub, with the cache for what it has; from the cache alone where the Hub cannot or will not answer."""
     validate_repo_id(name)
@@ -202,7 +195,7 @@ def _disk_explained(name: str, files: Sequence[RemoteFile]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             cache = Path(constants.HF_HUB_CACHE)
             raise UserError(
                 f"{name} needs {in_bytes(_missing_bytes(name, files))} more on the disk of the model cache, and "

@@ -5,20 +5,15 @@ A head's folder holds the head itself (config.json, model.safetensors) and, in `
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import UserError
-from core.progress import in_bytes
+from core import disk
 
 TRAINING = "training"
 """The part of a head's folder that its training needs."""
@@ -37,14 +32,7 @@ class Kept:
 
 
 def heads_folder() -> Path:
-    """Under the user's data directory, as the system has it."""
-    if given := os.environ.get("XDG_DATA_HOME"):
-        base = Path(given)
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
-    else:
-        base = Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")
-    return base / "speculative-decoding-playground" / "heads"
+    return disk.user_folder("data") / "heads"
 
 
 def folder_name(target: str) -> str:
@@ -94,19 +82,10 @@ def read_progress(training: Path) -> list[dict[str, Any]]:
 
 def require_room(folder: Path, needed: int) -> None:
     """Raise UserError where the disk of a folder cannot take so many bytes more."""
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise UserError(
-            f"The training needs {in_bytes(needed)} more in {folder}, and {in_bytes(free)} are free there; free some "
-            "space and resume: what was learnt is kept."
-        )
+    disk.require_room("The training", folder, needed, "free some space and resume: what was learnt is kept")
 
 
-@contextmanager
-def on_disk(folder: Path) -> Iterator[None]:
+def on_disk(folder: Path) -> AbstractContextManager[None]:
     """What a disk that cannot take the folder lacks, in a sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"The disk of {folder} is full; free some space and resume.") from None
-        raise UserError(f"{folder} cannot be written ({error.strerror or error}).") from None
+    full = f"The disk of {folder} is full; free some space and resume."
+    return disk.on_disk(full, lambda why: f"{folder} cannot be written ({why}).")

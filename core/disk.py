@@ -1,0 +1,62 @@
+"""The disk: where this program keeps what it makes, whether there is room, and what to say where there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from core.errors import UserError
+from core.progress import in_bytes
+
+NAME = "speculative-decoding-playground"
+FOLDERS = {
+    "cache": ("XDG_CACHE_HOME", "LOCALAPPDATA", "AppData/Local", "Library/Caches", ".cache"),
+    "data": ("XDG_DATA_HOME", "APPDATA", "AppData/Roaming", "Library/Application Support", ".local/share"),
+}
+"""The variable that names it; that of Windows; where it is without them, below a home: on Windows, a Mac, elsewhere."""
+
+
+def user_folder(kind: Literal["cache", "data"]) -> Path:
+    """Where the user's caches are, or what is to stay, as the system has it: our folder there."""
+    variable, windows, on_windows, on_mac, elsewhere = FOLDERS[kind]
+    if given := os.environ.get(variable):
+        base = Path(given)
+    elif sys.platform == "win32":
+        base = Path(os.environ.get(windows) or Path.home() / on_windows)
+    else:
+        base = Path.home() / (on_mac if sys.platform == "darwin" else elsewhere)
+    return base / NAME
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free where a folder is, or would be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def require_room(what: str, folder: Path, needed: int, advice: str) -> None:
+    """Raise UserError where the disk of a folder cannot take so many bytes more."""
+    if needed > (free := free_space(folder)):
+        raise UserError(
+            f"{what} needs {in_bytes(needed)} more in {folder}, and {in_bytes(free)} are free there; {advice}."
+        )
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def on_disk(full: str, refused: Callable[[str], str]) -> Iterator[None]:
+    """What goes wrong in writing, as a UserError: `full` where there is no room, else `refused` of the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(full if is_full(error) else refused(error.strerror or str(error))) from None

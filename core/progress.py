@@ -33,6 +33,15 @@ def in_bytes(n: float, digits: int = 2) -> str:
     return f"{n:.0f} bytes"
 
 
+def duration(seconds: float) -> str:
+    """Time as people say it."""
+    if seconds < 90:
+        whole = max(1, round(seconds))
+        return f"{whole} seconds" if whole > 1 else "1 second"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 120 else f"{seconds / 3600:.1f} hours"
+
+
 class Meter:
     """Counts bytes from any thread and tells how far it is, a few times a second."""
 

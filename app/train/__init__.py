@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,21 @@ from app.settings import CONTROLS, NAMED, settings_from
 from app.sidebar import follow_pair
 from app.sidebar.picker import OTHER, reasons_of
 from app.tokens import stream
-from app.train.events import training_events
-from app.train.words import ENGINES, OFF, forecast, kept_html, resumption
+from app.train.events import short, training_events
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
 from core.errors import UserError
+from core.loading.pair import label_of
+from core.progress import duration
 from core.settings import HEAD, POCKET_NAME, Settings
 from core.text import prompts_in, read_prompts
 
+OFF = (
+    "Training is off on this public page: it would take the device from everybody else for minutes. Start the app on "
+    "a machine of your own, or use python -m core train-head."
+)
+ENGINES = ("vLLM", "SGLang")
+"""Those that draft with such a head."""
 MINUTES, TOKENS = "minutes", "thousand tokens"
 STARTING_AMOUNT = 3
 MOST_PROMPTS = 1_000_000
@@ -213,6 +221,33 @@ class Train:
                     stop = gr.Button("Stop", elem_id="train-stop", min_width=64)
                 upload = gr.UploadButton("Prompts from a file…", size="sm", elem_id="train-upload")
         return [amount, unit, prompts], upload, start, resume, stop
+
+
+def forecast(target: str, plan: Mapping[str, Any], folder: Path) -> str:
+    """What Start would do."""
+    own = plan["prompts"]
+    name = label_of(target, "target")
+    does = f"answers your {len(own)} prompts" if own else "writes texts of its own"
+    long = duration(plan["seconds"]) if plan.get("seconds") else f"{plan['tokens']:,} tokens"
+    return (
+        f"Start: {name} {does}, and a head of one layer learns from them to guess its next tokens, for {long}. "
+        f"It is kept in {short(folder)}."
+    )
+
+
+def resumption(standing: Mapping[str, Any], folder: Path) -> str:
+    """What Resume would do."""
+    so_far = "that was just begun"
+    if standing:
+        so_far = f"of {duration(standing['seconds'])} ({standing['agreement'][0]:.0%} of first tokens accepted)"
+    return f"Resume: goes on with the training {so_far} in {short(folder)}, where it stopped."
+
+
+def kept_html(folder: Path, standing: Mapping[str, Any]) -> str:
+    """Where the newest head lies, and how good it is."""
+    shares = ", ".join(f"{share:.0%}" for share in standing.get("agreement", ()))
+    of = f" It accepts {shares} at positions 1 to {len(standing['agreement'])} of held-out answers." if shares else ""
+    return f"<p>The newest head of this target is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
 
 
 def plan_from(amount: Any, unit: str, prompts: str) -> dict[str, Any]:

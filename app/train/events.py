@@ -8,13 +8,14 @@ document, by the head `before` training or `now`), `over` (how it ended).
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Thread
 from typing import Any
 
 from app.serving.device import Event, Stop
-from app.train.words import duration, short
+from core.progress import duration
 from core.records import Run
 
 TELLS_PER_SECOND = 2.0
@@ -119,3 +120,9 @@ def over_event(session: Any) -> Event:
     if standing.doing == "done":
         return {"e": "over", "kind": "finished", "text": f"Done: {took}."}
     return {"e": "over", "kind": "stopped", "text": f"Stopped after {took}; Resume goes on from here, nothing is lost."}
+
+
+def short(folder: Path) -> str:
+    """A folder as people write it."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home).as_posix()}" if folder.is_relative_to(home) else str(folder)

@@ -23,7 +23,7 @@ from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.tune.fastest import keep
 from app.tune.results import Results, best_settings, fastest_settings
 from core.errors import UserError
-from core.progress import never
+from core.progress import duration, never
 from core.settings import METHODS, Settings
 from core.text import Prompt, one_of_each_kind, read_prompts
 
@@ -202,7 +202,7 @@ class Tune:
             return status_line("idle", "Choose at least one of each to run a sweep.")
         text = f"{METHODS[settings.method][0]}: {runs} runs of {settings.max_new_tokens} tokens"
         if seconds := self._plain_seconds(settings):
-            text += f", about {_duration(runs * settings.max_new_tokens * seconds + OVERHEAD_SECONDS)} on this machine"
+            text += f", about {duration(runs * settings.max_new_tokens * seconds + OVERHEAD_SECONDS)} on this machine"
         if repeats > 1:
             text += f"; again, {int(repeats)} times at most, until the best is told from noise"
         return status_line("idle", f"{text}.")
@@ -370,10 +370,6 @@ def _numbers(name: str, values: Any, whole: bool = False) -> list[float]:
     if any(not math.isfinite(n) or (whole and n != int(n)) for n in found):
         raise UserError(f"{name} must be a {'whole ' if whole else ''}number.")
     return found
-
-
-def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} minutes"
 
 
 _EMPTY = """<div class="tune-empty">

@@ -219,6 +219,17 @@ def use_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for the calling thread's work, and then as many as before."""
+    before = torch.get_num_threads()
+    use_threads(count)
+    try:
+        yield
+    finally:
+        use_threads(before)
+
+
 def _time(work: Callable[[], object], threads: int, repeats: int) -> float:
     torch.set_num_threads(threads)
     samples = []

@@ -8,11 +8,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from core.costs.rounds import RoundCosts, expected_tokens_by_position
 from core.decoding import speculative
@@ -24,7 +21,7 @@ from core.heads.block import FusedHead
 from core.heads.runner import HeadRunner
 from core.lanes import describe_environment
 from core.loading.head import Head, best_precision, fused_head
-from core.loading.model import ALL_THREADS, Model, use_threads
+from core.loading.model import ALL_THREADS, Model, threads
 from core.loading.pair import Pair
 from core.loading.precision import DTYPES
 from core.progress import Stop, never
@@ -160,14 +157,3 @@ def words_of(target: Model, entry: Entry) -> str:
         if ids[: len(before)] == before and ids[-len(after) :] == after:
             ids = ids[len(before) : -len(after)]
     return target.tokenizer.decode(ids, skip_special_tokens=True)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """So many threads of the processor for the calling thread's work, and then as many as before."""
-    before = torch.get_num_threads()
-    use_threads(count)
-    try:
-        yield
-    finally:
-        use_threads(before)

@@ -43,8 +43,9 @@ export function connectStanding(race, method) {
   let chosen = null;
   let said = "";
 
-  /** Where nothing was said of a run yet. */
+  /** Where nothing was said of a run yet; plain decoding alone has one pane from the start. */
   function sayPromise() {
+    if (!race.shown.length && !race.busy) root.toggleAttribute("data-alone", (chosen?.method ?? method) === "plain");
     const { kind } = race.status.dataset;
     if (race.shown.length || kind !== "idle" || race.status.firstElementChild.textContent !== said) return;
     said = promise(chosen?.method ?? method);

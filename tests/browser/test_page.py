@@ -37,9 +37,14 @@ def test_the_header_follows_the_controls(page: Any) -> None:
     page.get_by_label("Plain only").check()
     page.wait_for_function("document.querySelector('#header').innerText.includes('speculation off')")
     assert status(page).startswith("Press Run: the target writes alone")
+    beside = page.locator("#speculative-stream, .race .numbers").locator("visible=true")
+    assert beside.count() == 0
+    page.get_by_label("N-gram").check()
+    page.wait_for_function("document.querySelector('.race .numbers').checkVisibility()")
+    page.get_by_label("Plain only").check()
     run_to_end(page)
     assert "Speculation is off" in status(page)
-    assert page.locator("#speculative-stream, .race .numbers").locator("visible=true").count() == 0
+    assert beside.count() == 0
     assert page.locator("#plain-stream .t").count() == 128
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from driving import open_tab, run_to_end
+from stand_in_servers import stand_in_server
+from test_compare_servers import choose_server
 
 SERIOUS = ("serious", "critical")
 GRADIOS = {("aria-prohibited-attr", '<div aria-label="Empty value" class="empty')}
@@ -32,12 +34,22 @@ def violations(axe: Any, page: Any, rules: list[str] | None = None) -> Iterator[
 
 
 def compare(page: Any) -> None:
-    page.click("#compare-run")
-    page.wait_for_selector(".comparison tbody tr")
-    page.wait_for_function("document.querySelector('.comparison').dataset.state === 'idle'")
+    """A lane of somebody else's server among ours, and that server with a reader at a time."""
+    with stand_in_server("llama.cpp") as server:
+        choose_server(page, 2, server.address)
+        page.click("#compare-run")
+        page.wait_for_selector(".comparison tbody tr")
+        page.wait_for_function("document.querySelector('.comparison').dataset.state === 'idle'")
+        page.locator("#many-readers button").first.click()
+        for readers in ("2", "4", "8"):
+            page.locator("#load-readers").get_by_label(readers, exact=True).uncheck()
+        page.click("#load-run")
+        page.wait_for_selector("#load-status [data-kind=finished]")
 
 
 def tune(page: Any) -> None:
+    page.locator("#tune-own button").first.click()
+    page.fill("#tune-own-text textarea", "Mine.\n---\nMine too.")
     page.click("#tune-run")
     page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
 
@@ -45,6 +57,8 @@ def tune(page: Any) -> None:
 def train(page: Any) -> None:
     page.click("#train-start")
     page.wait_for_selector(".training .status[data-kind='finished']")
+    page.locator("#train-production button").first.click()
+    page.wait_for_selector("#train-vllm pre")
 
 
 FILLED: dict[str, Callable[[Any], Any]] = {

@@ -186,6 +186,7 @@ def describe_environment(target: Model, draft: Model | None, head: Head | None =
         "device": target.device.type,
         "device_name": device_name(target.device),
         "threads": target.threads,
+        "bandwidth": target.bandwidth,
         "versions": {name: found for name in ("torch", "transformers", "bitsandbytes") if (found := _version(name))},
         "python": platform.python_version(),
         "target": _describe_model(target),

@@ -14,6 +14,7 @@ from core.explaining.traffic import (
     break_even_acceptance,
     break_even_length,
     cost_table,
+    describe_bandwidth,
     expected_by_formula,
     fixed_share,
     measure,
@@ -106,6 +107,7 @@ def _why_faster(run: Run, plain: Run | None, costs: Costs | None) -> str:
         )
         parts.append(_traffic_table(found, base))
         parts.append(paragraph(_traffic_reading(found, base, costs)))
+        parts.append(paragraph(describe_bandwidth(plain, base) if plain and base else describe_bandwidth(run, found)))
     parts.append(_what_is_shared(run))
     return "".join(parts) + "</section>"
 
@@ -161,8 +163,7 @@ def _what_is_shared(run: Run) -> str:
         f"Measured on this target: a pass over one token takes {milliseconds(costs(1))}, over {last} tokens "
         f"{milliseconds(costs(last))}. So {share:.0%} of the pass is paid once, however many tokens ride along: "
         "reading weights, and on small models starting each operation. Only the rest, arithmetic, grows with the "
-        "tokens. The bandwidth is what the times imply if reading were all there is; a processor that keeps the "
-        "weights in its own cache reads them from there.",
+        "tokens. The bandwidth is what the times imply if reading were all there is.",
         "note",
     )
 

@@ -57,6 +57,28 @@ class Traffic:
         return asdict(self) | derived
 
 
+LITTLE = 0.4
+"""Of what the memory delivers: a run that asks for less is not waiting for it."""
+
+
+def describe_bandwidth(run: Run, traffic: Traffic) -> str:
+    """Whether reading is what a run's time went into, by what its machine reads at most; empty where that is not
+    known."""
+    most = run.environment.get("bandwidth")
+    if not isinstance(most, float | int) or most <= 0:
+        return ""
+    reached, share = traffic.bandwidth / 1e9, traffic.bandwidth / most
+    said = f"{reached:.1f} GB/s of the {most / 1e9:.1f} that this machine reads from memory: "
+    if share > 1:
+        return f"{said}more than memory delivers, so the processor's own cache holds part of the weights."
+    if share < LITTLE:
+        return (
+            f"{said}reading takes at most {share:.0%} of the time. The rest is overhead, that is starting each "
+            "operation, and arithmetic: it is not reading weights that sets the speed here."
+        )
+    return f"{said}reading is {share:.0%} of the time, so it sets the speed here."
+
+
 def weights_read(geometry: Geometry, tokens: int, layers: int | None = None) -> int:
     """Bytes of weights a pass over `tokens` tokens reads, through the first `layers` layers and the head."""
     experts = geometry.expert_bytes

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from threading import Lock
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from core.clock import synchronise
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
 from core.runners.architecture import FusedNetwork, why_not
@@ -50,6 +52,8 @@ class Model:
     context_length: int
     vocab_size: int
     costs: CostTable | None = None
+    bandwidth: float | None = None
+    """Bytes that its device reads from memory in a second, measured with the costs of its pair."""
     exit_layer: int | None = None
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     threads: int = field(default_factory=torch.get_num_threads)
@@ -197,6 +201,26 @@ def quantisation_bytes(parameter: Tensor) -> int:
         found += sum(t.numel() * t.element_size() for t in (state.absmax, state.code) if t is not None)
         state = getattr(state, "state2", None)
     return found
+
+
+READ_BYTES, READS = 1 << 28, 5
+"""More than the caches of processors hold."""
+
+
+@cache
+def read_bandwidth(device: torch.device, count: int, size: int = READ_BYTES) -> float:
+    """Bytes a second that a device reads from memory, on so many threads of a CPU: the median of some sums over a
+    buffer. Measured once in a process, in a fifth of a second."""
+    seconds = []
+    with threads(count):
+        buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+        for _ in range(READS + 1):
+            synchronise(device)
+            start = time.perf_counter()
+            buffer.sum()
+            synchronise(device)
+            seconds.append(time.perf_counter() - start)
+    return size / median(seconds[1:])
 
 
 WORTH_IT = 1.3

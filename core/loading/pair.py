@@ -23,7 +23,7 @@ from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time
 from core.errors import UserError
 from core.loading.head import Head
 from core.loading.hub import cached
-from core.loading.model import Model
+from core.loading.model import Model, read_bandwidth
 from core.loading.precision import POCKET
 from core.settings import POCKET_NAME, SMOLLM2_NAME, Method
 
@@ -55,7 +55,9 @@ class Pair:
             self.head.measure_costs(self.target)
 
     def measure_costs(self) -> tuple[CostTable, CostTable | None]:
-        """The cost tables of target and draft, as passes stand in a round; measured once."""
+        """The cost tables of target and draft, as passes stand in a round; measured once, as is how fast the memory is
+        read."""
+        self.target.bandwidth = read_bandwidth(self.target.device, self.target.threads)
         if self.draft is None:
             return self.target.measure_costs(), None
         if self.target.costs is None or self.draft.costs is None:

@@ -63,6 +63,7 @@ ENVIRONMENT = {
     "device": "cpu",
     "device_name": "2 CPU cores",
     "threads": 2,
+    "bandwidth": 13.7e9,
     "target": {
         "name": "pocket",
         "precision": "nf4",

@@ -11,6 +11,7 @@ from core.explaining.traffic import (
     break_even_acceptance,
     break_even_length,
     continued,
+    describe_bandwidth,
     expected_by_formula,
     fixed_share,
     measure,
@@ -102,6 +103,17 @@ def test_traffic_of_a_run_added_up_by_hand():
     assert found.tokens == 3
     assert found.per_token == found.total / 3
     assert found.bandwidth == pytest.approx(found.total / 0.1)
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(0.5, "more than memory delivers"), (1.2, "sets the speed here"), (9.1, "overhead"), (None, None)],
+)
+def test_what_the_memory_delivers_tells_reading_from_overhead(most, said):
+    run = run_of([(), ()], "plain", verify_seconds=0.05)
+    found = run_traffic(run)
+    run.environment["bandwidth"] = most and most * found.bandwidth
+    assert (said in describe_bandwidth(run, found)) if said else describe_bandwidth(run, found) == ""
 
 
 def test_traffic_of_other_drafters():

@@ -122,6 +122,7 @@ def measure_here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
     texts = [prompt.text for prompt in prompts]
     document = measure(pair, texts, variants, positive(arguments.repeats, "--repeats"), peers, say)
+    document["prompt_names"] = [prompt.name for prompt in prompts]
     if contexts:
         document["growth"] = growth(pair, variants, contexts, say)
     return table(document), document

@@ -231,8 +231,22 @@ def _summarise(name: str, found: dict[tuple[int, int], Sample], plain: dict[tupl
     }
     reached = [ratio / promised[key] for key, ratio in zip(found, ratios) if key in promised]
     row["honest_ratio"] = asdict(Spread.of(list(promised.values()))) if promised else None
+    row["by_prompt"] = _by_prompt(found, ratios)
     row["of_honest"] = asdict(Spread.of(reached)) if reached else None
     return row
+
+
+def _by_prompt(found: dict[tuple[int, int], Sample], ratios: Sequence[float]) -> list[dict[str, float | None]]:
+    """Over the repeats of each prompt: the median ratio to plain, and the means of what its drafts came to."""
+    rows: list[dict[str, float | None]] = []
+    for prompt in sorted({at for _, at in found}):
+        here = [(sample, ratio) for ((_, at), sample), ratio in zip(found.items(), ratios) if at == prompt]
+        row: dict[str, float | None] = {"ratio_to_plain": median(ratio for _, ratio in here)}
+        for measure in ("acceptance_rate", "tokens_per_round"):
+            values = [v for sample, _ in here if (v := getattr(sample, measure)) is not None]
+            row[measure] = sum(values) / len(values) if values else None
+        rows.append(row)
+    return rows
 
 
 NEW_TOKENS = 48

@@ -42,9 +42,30 @@ def table(document: dict[str, Any]) -> str:
             f"A pass reads {found['achieved'] / 1e9:,.0f} GB/s, {found['share']:.0%} of what a copy moves here "
             f"({found['copy'] / 1e9:,.0f} GB/s)."
         )
+    if 1 < document["prompts"] <= MOST_PROMPTS:
+        lines += ["", *_by_prompt(document)]
     if growth := document.get("growth"):
         lines += ["", _growth(growth)]
     return "\n".join(lines)
+
+
+MOST_PROMPTS = 12
+"""Of which each has rows of its own."""
+
+
+def _by_prompt(document: dict[str, Any]) -> list[str]:
+    """A row per prompt and method that drafts."""
+    names = document.get("prompt_names") or range(1, document["prompts"] + 1)
+    lines = [f"{'prompt':<22}{'method':<22}{'x plain':>9}{'accepted':>10}{'tok/pass':>10}"]
+    for at, name in enumerate(names):
+        for method in document["methods"]:
+            row = method["by_prompt"][at]
+            if method["name"] != "plain":
+                lines.append(
+                    f"{str(name)[:21]:<22}{method['name']:<22}{number(row['ratio_to_plain']):>9}"
+                    f"{share(row['acceptance_rate']):>10}{number(row['tokens_per_round']):>10}"
+                )
+    return lines
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -62,6 +62,23 @@ def test_ratios_are_taken_pair_by_pair(document):
             assert 0 < spread["min"] <= spread["median"] <= spread["max"]
 
 
+def test_every_prompt_has_its_own_rows(document):
+    """Means of what was measured of it alone: over all prompts they come to the method's."""
+    for row in document["methods"]:
+        for measure in ("acceptance_rate", "tokens_per_round"):
+            found = [each[measure] for each in row["by_prompt"]]
+            assert len(found) == len(PROMPTS)
+            if None not in found:  # an n-gram may find nothing in a prompt
+                assert sum(found) / len(found) == pytest.approx(row[measure])
+        assert row["by_prompt"][0]["tokens_per_round"] >= 1 and row["by_prompt"][0]["ratio_to_plain"] > 0
+    assert [line.split()[:2] for line in table(document).splitlines() if line.split()[:1] in (["1"], ["2"])] == [
+        ["1", "draft"],
+        ["1", "ngram"],
+        ["2", "draft"],
+        ["2", "ngram"],
+    ]
+
+
 def test_runs_that_repeat_themselves_are_told_apart(document, pair):
     """A bench says how many of its runs went in circles, and what the others gained."""
     for row in document["methods"]:

@@ -23,6 +23,7 @@ from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.tune.fastest import keep
 from app.tune.results import Results, best_settings, fastest_settings
 from core.errors import UserError
+from core.measuring.planning import promised
 from core.progress import duration, never
 from core.settings import METHODS, Settings
 from core.text import Prompt, one_of_each_kind, read_prompts
@@ -40,8 +41,6 @@ MOST_REPEATS = 10
 PUBLIC_BUDGET = 20_000
 """The most new tokens that a stranger's sweep may take in all."""
 TELLS_PER_SECOND = 4
-OVERHEAD_SECONDS = 4.0
-"""Of a sweep beside its runs: the cost curve, warming up, drawing."""
 
 
 class Tune:
@@ -168,7 +167,7 @@ class Tune:
                 except StopIteration as end:
                     yield {"e": "document", "document": end.value}
                     return
-                yield {"e": "progress", "done": step.done, "total": step.total, "text": step.label}
+                yield {"e": "progress", "done": step.done, "total": step.total, "text": str(step)}
 
         yield from with_pair(self.device, self.engine, settings, stop, work)
 
@@ -194,25 +193,28 @@ class Tune:
         try:
             settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
             (repeats,) = _numbers("Repeats", [repeats], whole=True)
-            prompts = [*kinds, *own_prompts(own)]
+            chosen = [prompt for prompt in self.prompts if prompt.kind in kinds]
+            prompts = [prompt.text for prompt in [*chosen, *own_prompts(own)]]
         except UserError as error:
             return status_line("idle", str(error))
         runs = int(_runs(lengths, temperatures, prompts, 1))
         if not runs:
             return status_line("idle", "Choose at least one of each to run a sweep.")
         text = f"{METHODS[settings.method][0]}: {runs} runs of {settings.max_new_tokens} tokens"
-        if seconds := self._plain_seconds(settings):
-            text += f", about {duration(runs * settings.max_new_tokens * seconds + OVERHEAD_SECONDS)} on this machine"
+        most = ""
+        if costs := self._costs(settings):
+            seconds = promised(costs, prompts, runs // len(prompts), settings.max_new_tokens)
+            text += f", about {duration(seconds)} on this machine"
+            most = f" (about {duration(repeats * seconds)})"
         if repeats > 1:
-            text += f"; again, {int(repeats)} times at most, until the best is told from noise"
+            text += f"; again, {int(repeats)} times at most{most}, until the best is told from noise"
         return status_line("idle", f"{text}.")
 
-    def _plain_seconds(self, settings: Settings) -> float | None:
-        """What a token costs plainly, where that is known without loading anything."""
-        if not self.engine.is_loaded(settings):
+    def _costs(self, settings: Settings) -> dict[str, float] | None:
+        """What passes cost by their tokens, where that is known without loading anything."""
+        if (pair := self.engine.loaded(settings)) is None:
             return None
-        costs = self.engine.environment(self.engine.load(settings))["target"].get("costs")
-        return costs["1"] if costs else None
+        return self.engine.environment(pair)["target"].get("costs")
 
     def build(self, controls: dict[str, Any], tabs: gr.Tabs) -> None:
         """Lay out the tab and wire its buttons; `tabs` lead to the Playground."""

@@ -153,7 +153,7 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     pair, prompts = open_with_prompts(settings, arguments.prompts, one_of_each_kind)
     document = measure(
         steps(pair, prompts, settings, lengths, temperatures, repeats),
-        lambda step: say(f"{step.done} of {step.total}: {step.label}"),
+        lambda step: say(f"{step.done} of {step.total}: {step}"),
     )
     tell(report(document), document, arguments.json)
 

@@ -7,7 +7,8 @@ medians decide what to recommend, or as often as was allowed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
@@ -22,30 +23,20 @@ from core.lanes import describe_environment, open_lane
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
 from core.measuring.deciding import Decision, decide, interval, latency, speeds
+from core.measuring.planning import CURVE_SECONDS, WARM_UP_TOKENS, Pace, Step, schedule_of
 from core.progress import Stop, never
 from core.records import SCHEMA, Run, Spread, accepted_by_position, summarise
 from core.settings import LONGEST_DRAFT, Method, Settings
 from core.text import Prompt
 
-SWEEPABLE: tuple[Method, ...] = ("draft", "early-exit", "ngram", "ngram+draft")
+SWEEPABLE: tuple[Method, ...] = ("draft", "head", "early-exit", "ngram", "ngram+draft")
 """Methods whose draft has a length to choose: a tree has a shape instead."""
-WARM_UP_TOKENS = 16
 PASSES = 3
 """How often a pass is timed beside every prompt."""
-CURVE_SECONDS = 3.0
 
 DraftLength = int | Literal["auto"]
 Measured = dict[tuple[int, int], Run]
 """Finished runs by repeat and prompt."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """How far a sweep has come: runs done and in all, and what was run last."""
-
-    done: int
-    total: int
-    label: str
 
 
 def sweep(
@@ -56,6 +47,7 @@ def sweep(
     temperatures: Sequence[float],
     repeats: int = 1,
     stop: Stop = never,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Generator[Step, None, dict[str, Any]]:
     """Measure each draft length (and auto) at each temperature; yields after every run, returns a sweep document.
 
@@ -74,8 +66,10 @@ def sweep(
     ]
     runs: list[Measured] = [{} for _ in variants]
     costs: dict[tuple[int, int], CostTable] = {}
-    schedule = _schedule(len(variants), len(prompts), repeats)
+    pace = Pace(settings.max_new_tokens)
+    schedule = schedule_of(len(variants), len(prompts), repeats)
     for done, (repeat, at, index) in enumerate(schedule):
+        begun = clock()
         if stop() or (repeat > 0 and repeat != schedule[done - 1][0] and _decided(variants, runs)):
             break
         if (repeat, at) not in costs:
@@ -87,7 +81,11 @@ def sweep(
         run = _run(pair, prompts[at].text, replace(variant, max_new_tokens=tokens, seed=seed), stop)
         if run.stop_reason != "cancelled" and not warm_up:
             runs[index][repeat, at] = run
-        yield Step(done + 1, len(schedule), _label(variant, "warm-up" if warm_up else prompts[at].name))
+        pace.add(index, clock() - begun, tokens, warm_up)
+        now = max(0, repeat)
+        ahead = [each for each_repeat, _, each in schedule[done + 1 :] if each_repeat <= now]
+        label = _label(variant, "warm-up" if warm_up else prompts[at].name)
+        yield Step(done + 1, done + 1 + len(ahead), label, pace.left(ahead), now + 1, repeats)
     passes = median_table(list(costs.values())) if costs else curve
     return _document(pair, prompts, settings, repeats, curve, passes, list(zip(variants, runs)), stop())
 
@@ -143,15 +141,6 @@ def finish(steps: Generator[Step, None, dict[str, Any]], progress: Any = None) -
             return end.value
         if progress:
             progress(step)
-
-
-def _schedule(variants: int, prompts: int, repeats: int) -> list[tuple[int, int, int]]:
-    """(repeat, prompt, variant) in order; repeat -1 is one short warm-up of each variant."""
-    order = [(-1, 0, index) for index in range(variants)]
-    for repeat in range(repeats):
-        for at in range(prompts):
-            order += [(repeat, at, (index + repeat + at) % variants) for index in range(variants)]
-    return order
 
 
 def _decided(variants: Sequence[Settings], runs: Sequence[Measured]) -> bool:
@@ -332,7 +321,7 @@ def _predict(length: DraftLength, basis: Basis, passes: Seconds) -> dict[str, fl
 
 def _proposing(pair: Pair, settings: Settings) -> CostTable | None:
     """Passes of what drafts, where a pass of it drafts for many texts."""
-    if settings.method == "early-exit":
+    if settings.method in ("early-exit", "head"):  # a head's passes cost what the target's do, by their number of rows
         return pair.target.measure_costs()
     return pair.draft.measure_costs() if pair.draft and settings.method in ("draft", "ngram+draft") else None
 

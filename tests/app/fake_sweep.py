@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from core.costs import CURVE
 from core.costs.rounds import RoundCosts, expected_tokens, leviathan, rule_of_thumb
 from core.errors import UserError
+from core.measuring.planning import Step
 from core.records import SCHEMA, Settings
 from core.text import Prompt
 
@@ -40,7 +40,8 @@ def fake_sweep(
     while done < total and not stop():
         time.sleep(0.02 * pace)
         done += 1
-        yield SimpleNamespace(done=done, total=total, label=f"{prompts[done % len(prompts)].name}, draft length 3")
+        label = f"{prompts[done % len(prompts)].name}, draft length 3"
+        yield Step(done, total, label, (total - done) * STEP, repeats, repeats)
     share = temperatures if done == total else temperatures[: int(len(temperatures) * done / total)]
     points = [_point(t, n, acceptance - 0.05 * t) for t in share for n in (*lengths, "auto")]
     return {

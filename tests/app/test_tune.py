@@ -79,7 +79,7 @@ def test_strangers_have_a_budget():
 
 def test_the_forecast_counts_runs_and_follows_the_method(tune):
     said = tune.forecast([1, 2], [0.0, 1.0], ["class"], 32, 3, "", *controls(method="ngram"))
-    assert "N-gram: 8 runs of 32 tokens" in said
+    assert "N-gram: 8 runs of 32 tokens, about 6 seconds" in said and "3 times at most (about 19 seconds)" in said
     assert "Choose at least one of each" in tune.forecast([], [0.0], ["class"], 32, 1, "", *controls())
     assert "New tokens must be a whole number" in tune.forecast([1], [0.0], ["class"], None, 1, "", *controls())
 

@@ -19,9 +19,11 @@ from core.lanes import open_lane, repeat
 from core.loading import load_pair, read_source
 from core.loading.head import identify
 from core.loading.precision import SLACK
+from core.measuring.sweep import finish, sweep
 from core.records import run_from_dict
 from core.runners.products import fast_int4
 from core.settings import Settings
+from core.text import Prompt
 
 WORDS = list(range(256))
 
@@ -91,6 +93,13 @@ def test_the_length_is_found_by_measured_costs(target, head):
     found = run(pair, settings(target, head, method="head", temperature=1.0))
     assert pair.head.costs.read(2) > 0 and pair.head.costs.draft(1) > 0
     assert len(found.token_ids) == 12 or found.stop_reason == "eos"
+
+
+def test_a_head_s_draft_length_can_be_swept(target, head):
+    chosen = settings(target, head, method="head")
+    document = finish(sweep(load_pair(chosen), [Prompt("fox", "the quick brown fox")], chosen, [2], [0.0]))
+    assert [point["draft_length"] for point in document["points"]] == [2, "auto"]
+    assert document["points"][0]["mean_drafted"] > 1 and document["best"][0]["batches"]
 
 
 @pytest.mark.parametrize("method", ["head", "head-tree"])

@@ -1,6 +1,7 @@
 """python -m core sweep: what is measured, what is predicted from it, and what it says in words."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -10,6 +11,7 @@ from core.__main__ import main
 from core.costs import CURVE, describe_costs
 from core.costs.rounds import RoundCosts, leviathan, rule_of_thumb
 from core.errors import UserError
+from core.measuring.planning import CURVE_SECONDS, Pace, promised
 from core.measuring.report import describe_best, describe_latency, describe_positions, describe_prediction, report
 from core.measuring.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
 from core.records import Round, Run, Settings, Token
@@ -78,6 +80,35 @@ def test_stopping_keeps_what_was_measured(pair):
     assert document["stopped"]
     assert [point["draft_length"] for point in document["points"]] == [2]
     assert "Stopped early" in report(document)
+
+
+def test_what_is_left_follows_from_the_pace_of_every_setting(pair):
+    """On a clock that goes on by a second with every look, each run takes one: so many are left of the repeat, which is
+    known once every setting has been warmed up."""
+    steps, clock = [], itertools.count()
+    finish(sweep(pair, PROMPTS, SETTINGS, LENGTHS, [0.0], 2, clock=lambda: float(next(clock))), steps.append)
+    _, *warming, warm = steps[: 1 + len(LENGTHS) + 2]
+    assert all(step.left is None for step in warming) and warm.left == 2 * (len(LENGTHS) + 2)
+    whole = steps[steps.index(warm) :]
+    assert [step.left for step in whole] == [step.total - step.done for step in whole]
+    assert [step.repeat for step in whole[1:]] == [1] * 8 + [2] * 8
+    assert str(whole[1]).endswith("about 7 seconds left; repeat 1 of at most 2")
+
+
+def test_a_setting_s_own_runs_replace_what_its_warm_up_promised():
+    pace = Pace(48)
+    pace.add(0, 2.0, 16, warm_up=True)
+    assert pace.left([0, 0]) == 12.0 and pace.left([0, 1]) is None
+    pace.add(1, 1.0, 16, warm_up=True)
+    for seconds in (3.0, 5.0):
+        pace.add(0, seconds, 48, warm_up=False)
+    assert pace.left([0, 0, 1]) == 4.0 + 4.0 + 3.0
+
+
+def test_a_sweep_is_promised_from_the_costs_of_passes():
+    """Four settings, two prompts of 100 tokens at 2 ms each, and 48 + 48 + 16 tokens at 10 ms."""
+    found = promised({"1": 0.01, "17": 0.034}, ["x" * 400] * 2, 4, 48)
+    assert found == pytest.approx(CURVE_SECONDS + 4 * (2 * 0.2 + 1.12))
 
 
 def test_stopping_at_once_leaves_nothing(pair):

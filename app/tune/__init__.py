@@ -23,7 +23,7 @@ from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.tune.fastest import keep
 from app.tune.results import Results, best_settings, fastest_settings
 from core.errors import UserError
-from core.measuring.planning import promised
+from core.measuring.deciding import promised
 from core.progress import duration, never
 from core.settings import METHODS, Settings
 from core.text import Prompt, one_of_each_kind, read_prompts

@@ -22,8 +22,18 @@ from core.explaining.traffic import batch_limit, in_batches
 from core.lanes import describe_environment, open_lane
 from core.loading.model import Model, use_threads
 from core.loading.pair import Pair
-from core.measuring.deciding import Decision, decide, interval, latency, speeds
-from core.measuring.planning import CURVE_SECONDS, WARM_UP_TOKENS, Pace, Step, schedule_of
+from core.measuring.deciding import (
+    CURVE_SECONDS,
+    WARM_UP_TOKENS,
+    Decision,
+    Pace,
+    Step,
+    decide,
+    interval,
+    latency,
+    schedule_of,
+    speeds,
+)
 from core.progress import Stop, never
 from core.records import SCHEMA, Run, Spread, accepted_by_position, summarise
 from core.settings import LONGEST_DRAFT, Method, Settings

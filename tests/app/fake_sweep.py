@@ -10,7 +10,7 @@ from typing import Any
 from core.costs import CURVE
 from core.costs.rounds import RoundCosts, expected_tokens, leviathan, rule_of_thumb
 from core.errors import UserError
-from core.measuring.planning import Step
+from core.measuring.deciding import Step
 from core.records import SCHEMA, Settings
 from core.text import Prompt
 

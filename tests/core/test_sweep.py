@@ -11,7 +11,7 @@ from core.__main__ import main
 from core.costs import CURVE, describe_costs
 from core.costs.rounds import RoundCosts, leviathan, rule_of_thumb
 from core.errors import UserError
-from core.measuring.planning import CURVE_SECONDS, Pace, promised
+from core.measuring.deciding import CURVE_SECONDS, Pace, promised
 from core.measuring.report import describe_best, describe_latency, describe_positions, describe_prediction, report
 from core.measuring.sweep import _basis, _predict, check_sweep, cost_curve, finish, sweep
 from core.records import Round, Run, Settings, Token

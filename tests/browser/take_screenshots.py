@@ -1,6 +1,6 @@
-"""Pictures of every tab over real runs on a running page: light, dark and phone.
+"""Pictures of every tab over real runs on a running page, each run once and shown in light, in dark and on a phone.
 
-python tests/browser/take_screenshots.py http://127.0.0.1:7860 FOLDER
+python tests/browser/take_screenshots.py http://127.0.0.1:7860 FOLDER [TAB …]
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from driving import ARGUMENTS, run_to_end, set_number
+from driving import ARGUMENTS, open_tab, run_to_end
 from playwright.sync_api import sync_playwright
 
 VIEWS = {"light": (1440, 900), "dark": (1440, 900), "phone": (390, 844)}
-MINUTES = 180_000
+MINUTES = 600_000
 
 
 def playground(page: Any) -> None:
@@ -32,6 +32,10 @@ def compare(page: Any) -> None:
 
 
 def tune(page: Any) -> None:
+    """Greedy, each prompt once: enough to decide, and minutes on a pair of 135 M."""
+    page.locator("#tune-temperatures").get_by_label("1", exact=True).uncheck()
+    page.locator("#tune-amount").get_by_label("New tokens").fill("32")
+    page.locator("#tune-amount").get_by_label("Repeats").fill("1")
     page.click("#tune-run")
     page.wait_for_selector("#tune-status .status-line[data-kind='finished']", timeout=MINUTES)
     page.wait_for_timeout(1500)
@@ -39,7 +43,7 @@ def tune(page: Any) -> None:
 
 def train(page: Any) -> None:
     page.click("#train-start")
-    page.wait_for_selector(".training .status[data-kind='finished']", timeout=2 * MINUTES)
+    page.wait_for_selector(".training .status[data-kind='finished']", timeout=MINUTES)
     page.wait_for_timeout(1500)
 
 
@@ -61,33 +65,36 @@ TABS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def main(address: str, folder: Path) -> None:
+def main(address: str, folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        for view, (width, height) in VIEWS.items():
-            page = browser.new_page(viewport={"width": width, "height": height})
-            page.set_default_timeout(60_000)
-            page.goto(f"{address}/?__theme={'dark' if view == 'dark' else 'light'}")
-            page.wait_for_function("document.querySelector('.race')?.race")
-            set_number(page, "number input for Temperature", 0.7)
-            for name, act in TABS.items():
-                open_tab(page, name)
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        look(page, "light")
+        page.goto(f"{address}/?__theme=light")
+        page.wait_for_function("document.querySelector('.race')?.race")
+        for name, act in TABS.items():
+            if name.lower() in names or name == "Playground":
+                look(page, "light")
+                open_tab(page, name.lower())
                 act(page)
-                page.wait_for_timeout(400)
-                whole = name in ("Compare", "Tune", "Train") and view != "phone"
-                page.screenshot(path=folder / f"{name.lower()}-{view}.png", full_page=whole)
+                for view in VIEWS:
+                    look(page, view)
+                    page.wait_for_timeout(1000)
+                    whole = name in ("Compare", "Tune", "Train") and view != "phone"
+                    page.screenshot(path=folder / f"{name.lower()}-{view}.png", full_page=whole)
         browser.close()
 
 
-def open_tab(page: Any, name: str) -> None:
-    """On a phone the last tabs are behind the menu at the end of the row."""
-    tab = page.locator(f'#tabs [role="tab"][data-tab-id="{name.lower()}"]')
-    if not tab.is_visible():
-        page.locator("#tabs .overflow-menu button").first.click()
-        tab = page.locator("#tabs .overflow-dropdown button", has_text=name)
-    tab.click()
+def look(page: Any, view: str) -> None:
+    width, height = VIEWS[view]
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate("dark => document.body.classList.toggle('dark', dark)", view == "dark")
+    sidebar = page.locator(".sidebar")
+    if sidebar.count() and ("open" in sidebar.get_attribute("class")) == (view == "phone"):  # a drawer on a phone
+        sidebar.locator(".toggle-button").click()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].rstrip("/"), Path(sys.argv[2]))
+    main(sys.argv[1].rstrip("/"), Path(sys.argv[2]), sys.argv[3:] or [name.lower() for name in TABS])

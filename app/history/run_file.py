@@ -184,6 +184,7 @@ class EnvironmentFile(BaseModel):
     device: Name
     device_name: Name
     threads: Count | None = None
+    bandwidth: Annotated[float, Field(gt=0)] | None = None
     versions: Annotated[dict[Name, Name], Field(max_length=32)] = {}
     python: Name | None = None
     target: ModelFile

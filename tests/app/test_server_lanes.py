@@ -171,7 +171,7 @@ def test_many_readers_are_measured_charted_and_told_to_explain() -> None:
     ]
     values = [lane[name] for lane in ours * 2 for name in LANE]
     *_, (said, *_) = compare.many_readers.run([1], ONE_PROMPT, visit, None, 2, *controls, *values)  # type: ignore[arg-type]
-    assert "Choose" in said and 'role="alert"' in said
+    assert "Choose" in said and "role='alert'" in said
     run = run_from_dict(last_of([{"method": "draft"}, {"method": "plain"}])["document"]["runs"][0])
     told = costs_html(run, None, visit.load, servers=True)
     assert "Measured on your servers" in told and 'data-open="many-readers"' in told

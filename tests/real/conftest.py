@@ -15,10 +15,12 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent), str(Path(__file__).parents[1] / "core")]
 
-from core.loading import find_folder, load_model, load_pair  # noqa: E402
+from unmeasured import load_unmeasured  # noqa: E402
+
+from core.loading import find_folder  # noqa: E402
 from core.loading.model import Model  # noqa: E402
 from core.loading.pair import Pair, smollm2_file  # noqa: E402
-from core.settings import SMOLLM2_NAME, Settings  # noqa: E402
+from core.settings import SMOLLM2_NAME  # noqa: E402
 
 DRAFT_LAYERS = 4
 
@@ -43,7 +45,7 @@ def weights() -> Path:
 @pytest.fixture(scope="session")
 def model(weights: Path) -> Model:
     """In float32, where greedy identity is exact but for ties."""
-    return load_model(SMOLLM2_NAME, torch.device("cpu"), "fp32")
+    return load_unmeasured(SMOLLM2_NAME, "fp32")
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +71,6 @@ def draft_folder(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def pair(draft_folder: Path) -> Pair:
+def pair(model: Model, draft_folder: Path) -> Pair:
     """The model with that draft."""
-    return load_pair(Settings(target=SMOLLM2_NAME, draft=str(draft_folder), precision="fp32", device="cpu"))
+    return Pair(model, load_unmeasured(str(draft_folder), "fp32"))

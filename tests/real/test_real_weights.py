@@ -6,16 +6,16 @@ import torch
 from questions import QUESTIONS
 from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
+from unmeasured import load_unmeasured
 
 from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
 from core.drafting.tree import TreeDrafter
 from core.lanes import open_lane
-from core.loading import load_model
 from core.loading.pair import Pair
 from core.records import first_divergence
-from core.sampling import Sampling, Uniforms, draw
+from core.sampling import Sampling, Uniforms
 from core.settings import SMOLLM2_NAME, Settings
 from core.text import encode_prompt
 from core.verification import verify_chain
@@ -68,10 +68,9 @@ def test_caches_are_exact_after_every_round(pair, reference, first_layers, metho
 def test_other_precisions_against_themselves(weights, precision):
     """In 16 and 4 bits a pass over several tokens may round otherwise than a pass over one: where texts part, the two
     tokens were close in the plain run, and what they differ by is told."""
-    pair = Pair(load_model(SMOLLM2_NAME, CPU, precision))
+    pair = Pair(load_unmeasured(SMOLLM2_NAME, precision))
     if pair.target.precision != precision:
         pytest.skip(f"this machine runs {pair.target.precision} for {precision}")
-    pair.measure_costs()
     parted = []
     for question in QUESTIONS[:4]:
         runs = []
@@ -108,11 +107,12 @@ def laws(model):
     return rows
 
 
+@torch.inference_mode()
 def speculative_draws(p, q, seed, q_seen=None):
     """The first token of DRAWS rounds with a draft of one token, judged by the rule that runs; `q_seen` is what the
     judge is told the draft was drawn from, if not q."""
     random = torch.Generator().manual_seed(seed)
-    proposed = torch.cat([draw(q.expand(400, -1), torch.rand(400, generator=random)) for _ in range(DRAWS // 400)])
+    proposed = torch.multinomial(q, DRAWS, replacement=True, generator=random)
     uniforms = torch.rand(DRAWS, 2, generator=random)
     both, seen = torch.stack([p, p]), (q if q_seen is None else q_seen)[None]
     found = []

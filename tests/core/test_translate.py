@@ -274,7 +274,7 @@ def test_nothing_left_stops_before_any_draw():
     [("similar", 2, Sampling(1.0)), ("cold", 3, Sampling(1.3, top_k=4, top_p=0.95))],
 )
 def test_joint_law_is_the_targets(draft, gamma, sampling):
-    """10,000 blocks of three tokens by the real loop against the law enumerated from the target's table."""
+    """Blocks of three tokens by the real loop against the law enumerated from the target's table."""
     drafter = TranslateDrafter(LookupRunner(DRAFTS[draft]), sampling, lookup_translation())
     run = decode(LookupRunner(TARGET), drafter, sampling, gamma, DRAWS * BLOCK, seed=1)
     met = Counter(token.outcome for r in run.rounds for token in (*r.drafted, r.emitted))

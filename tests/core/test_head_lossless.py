@@ -4,6 +4,8 @@ Heads are random: a hot one says anything, a cold one is sure of a few tokens, a
 of them is right more often than it happens to be.
 """
 
+from functools import cache
+
 import pytest
 import torch
 from heads import random_head, taught_head
@@ -74,6 +76,16 @@ def test_joint_law_is_the_targets(kind, gamma, sampling, ids):
     assert p_value(count_blocks(run.token_ids), block_law(logits, sampling)) > THRESHOLD
 
 
+@cache
+def text_and_head(architecture, prompt_length):
+    """What transformers writes, and a head that has learnt it."""
+    network = target_of(architecture)
+    prompt = torch.tensor([random_prompt(prompt_length)])
+    text = network.generate(prompt, do_sample=False, max_new_tokens=24, pad_token_id=0)[0].tolist()
+    return text, taught_head(network, text, sorted(set(text[1::2])))
+
+
+@pytest.mark.xdist_group("taught heads")
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2", "llama fused", "qwen3 fused", "llama graph"])
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5, 8])
 def test_greedy_texts_are_transformers_own(kind, gamma):
@@ -81,9 +93,8 @@ def test_greedy_texts_are_transformers_own(kind, gamma):
     network = target_of(kind)
     met = set()
     for length in (1, 40):
-        prompt = torch.tensor([random_prompt(length)])
-        text = network.generate(prompt, do_sample=False, max_new_tokens=24, pad_token_id=0)[0].tolist()
-        for head in (taught_head(network, text, sorted(set(text[1::2]))), random_head()):
+        text, taught = text_and_head(kind.split()[0], length)
+        for head in (taught, random_head()):
             target = target_runner(kind)
             fused = FusedHead(head, network.get_input_embeddings().weight, TOKENS)
             drafter = HeadDrafter(HeadRunner(fused), target.watch(head.config.aux_layers), Sampling())

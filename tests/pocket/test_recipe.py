@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from assets.pocket.recipe.settings import Recipe, Shape
 from assets.pocket.recipe.stages import Stages
 from assets.pocket.recipe.tokenizer import load_tokenizer
 from assets.pocket.recipe.train import CHECKPOINT, LOG
+from assets.pocket.recipe.windows import encode_corpus
 
 TINY = Recipe(
     target=Shape(width=128, layers=4, heads=2, kv_heads=1, mlp=256),
@@ -37,12 +39,22 @@ TINY = Recipe(
 )
 
 
+@cache
+def encode_once(file, tokenizer_file):
+    """Every stage encodes the same texts with the same tokenizer, which took longer than training on them."""
+    return encode_corpus(file, load_tokenizer(tokenizer_file.parent))
+
+
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory, request):
     """A tiny recipe that has run up to its export, on a corpus of a few packages and the standard library."""
     patch = pytest.MonkeyPatch()
     patch.setattr(corpus, "PACKAGES", ("click", "h11", "packaging", "uvicorn"))
     patch.setattr(corpus, "PARTS", ())
+    patch.setattr(
+        "assets.pocket.recipe.stages.encode_corpus",
+        lambda file, _: encode_once(file.resolve(), (file.parents[1] / "tokenizer" / "tokenizer.json").resolve()),
+    )
     folder = tmp_path_factory.mktemp("pocket")
     made = Stages(TINY, folder / "work", folder / "out", torch.device("cpu"), compiled=False)
     threads = torch.get_num_threads()

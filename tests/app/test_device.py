@@ -31,7 +31,7 @@ def test_the_first_pair_is_measured_when_the_device_is_free() -> None:
         thread = threading.Thread(target=measure_in_turn, args=(device, pair))
         thread.start()
         assert not measured.wait(0.05)
-    assert measured.wait(2)
+    assert measured.wait(60)
     thread.join()
     measured.clear()
     device.close()
@@ -53,7 +53,7 @@ def test_a_turn_is_told_when_the_device_is_free() -> None:
         thread = threading.Thread(target=visitor)
         thread.start()
         assert not entered.wait(0.05)
-    assert entered.wait(2)
+    assert entered.wait(60)
     thread.join()
 
 

@@ -219,6 +219,8 @@ class Loads:
         self.device = device
         self.error = None
         self.seconds = 0.0
+        self.go_on = threading.Event()
+        self.go_on.set()
         monkeypatch.setattr("core.loading.load_pair", self)
         monkeypatch.setattr("core.loading.fetch_pair", lambda *_: None)
 
@@ -227,6 +229,7 @@ class Loads:
         self.going += 1
         self.most = max(self.most, self.going)
         progress("Reading it: 1.0 MB of 2.0 MB")
+        assert self.go_on.wait(60)
         time.sleep(self.seconds)
         self.going -= 1
         if self.error:
@@ -297,11 +300,17 @@ def test_progress_of_a_load_is_shown_before_the_work(monkeypatch):
 
 def test_a_load_that_began_is_finished_and_freed_when_it_is_stopped(monkeypatch):
     loads = Loads(monkeypatch)
-    loads.seconds = 0.6
+    loads.seconds = 0.3
+    loads.go_on.clear()
     engine, device, worked = Engine(Settings()), Device(), []
-    stopped = time.monotonic() + 0.3
     settings = Settings("a/a")
-    pressed = lambda: time.monotonic() > stopped  # noqa: E731
+
+    def pressed():
+        """Once the load has begun, which goes on only then."""
+        if loads.going:
+            loads.go_on.set()
+        return loads.go_on.is_set()
+
     events = list(guarded(with_pair(device, engine, settings, pressed, lambda pair: worked.append(pair) or iter([]))))
     assert events[-2]["text"] == "Stopped; the models that had just been loaded are freed."
     assert any(event.get("text", "").startswith("Stopping") for event in events)
@@ -330,7 +339,7 @@ def test_a_download_is_left_at_once_and_holds_nobody_up(monkeypatch):
         texts.append(event.get("text"))
         if "1.0 GB of 9.0 GB" in (event.get("text") or "") and not pressed:
             with device.turn() as turn:
-                assert turn.wait(0.1)
+                assert turn.wait(10)
             pressed.append(True)
     assert pressed and not ended
     assert texts[-2].startswith("Stopped while downloading; what has come is kept")

@@ -5,7 +5,7 @@ import io
 import os
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import huggingface_hub
@@ -104,7 +104,9 @@ def test_stop_ends_a_download_at_once_and_keeps_what_came(served, model, tmp_pat
         fetch(NAME, progress=watch, stop=lambda: bool(stopped))
     whole = (model / "model.safetensors").stat().st_size
     assert all(path.stat().st_size < whole for path in partial(tmp_path))
-    time.sleep(0.3)  # the thread that was reading sees it at its next piece
+    for thread in threading.enumerate():
+        if thread.name.startswith("download"):
+            thread.join(60)  # it sees the stop at its next piece
     served.seconds_per_piece = 0.0
     served.requests.clear()
     assert (fetch(NAME) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()

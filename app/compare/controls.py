@@ -9,7 +9,7 @@ import gradio as gr
 
 from app.compare.lanes import ADDRESS, MOST, SAME, SERVER, SIDEBAR, needed, short_precision
 from app.insides import QUIET, html_block
-from app.selectors import chooser, selectors
+from app.parts import chooser, selectors
 from app.settings import HAS_LENGTH
 from app.sidebar import control
 from app.sidebar.picker import Choice

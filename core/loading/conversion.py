@@ -22,7 +22,7 @@ from filelock import FileLock
 from gguf import dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from core.disk import on_disk, require_room, user_folder
+from core.loading.disk import on_disk, require_room, user_folder
 from core.errors import Cancelled, UserError, first_line
 from core.loading.gguf import Header, StoredTensor, is_gguf, read_header
 from core.loading.gguf_layout import Place, config_of, layout, quiet_transformers, read_by_us

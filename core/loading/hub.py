@@ -42,7 +42,7 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
-from core.disk import free_space, is_full
+from core.loading.disk import free_space, is_full
 from core.errors import Cancelled, UserError, refused_pickle
 from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 

@@ -50,6 +50,8 @@ def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str],
     choose_prompts(page, "repetitive")
     choose(page, 1, "Lane 1: pair", "a running server…")
     page.wait_for_selector(".compare-lane .lane-server", state="visible")
+    page.locator("#many-readers button").first.click()
+    page.wait_for_selector("#load-status p")
     left = page.evaluate(MISSING, left)
     open_tab(page, "history")
     page.wait_for_selector(".history")

@@ -17,6 +17,7 @@ from core.drafting.model import ModelDrafter
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
 from core.lanes import open_lane
+from core.loading.head import bundled_head, load_head
 from core.loading.pair import Pair
 from core.records import Run
 from core.sampling import Sampling
@@ -131,6 +132,22 @@ def test_drafters_that_need_no_other_model(model, reference, answers, method, op
         whole = model.tokenizer.decode(run.token_ids, skip_special_tokens=True)
         assert run.text == whole or (whole.startswith(run.text) and whole[len(run.text) :].strip("\ufffd") == "")
     assert {"accepted", "rejected"} <= outcomes
+
+
+def test_the_bundled_head(model, reference, answers):
+    """A chain of its guesses for every other question, a tree of them for those between."""
+    folder = bundled_head(model)
+    assert folder is not None
+    pair = Pair(model, head=load_head(folder.name, folder, model))
+    outcomes = {"head": set(), "head-tree": set()}
+    for at, (question, (prompt, expected)) in enumerate(zip(QUESTIONS, answers)):
+        settings = Settings(method=list(outcomes)[at % 2], max_new_tokens=NEW, draft_length=3)
+        with open_lane(pair, question, settings) as lane:
+            for round_ in lane:
+                outcomes[settings.method] |= {token.outcome for token in [*round_.drafted, *round_.kept]}
+        assert_same(reference, prompt, expected, lane.run.token_ids)
+    for method, met in outcomes.items():
+        assert {"accepted", "rejected", "corrected", "bonus"} <= met, method
 
 
 @pytest.mark.parametrize("method", ["draft", "tree", "ngram+draft"])

@@ -24,6 +24,9 @@ PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private
 """Of an event that is the page's own: nothing spins over its outputs, and programs do not see it."""
 QUIET: dict[str, Any] = {**PRIVATE, "queue": False}
 """Of one that answers at once, too."""
+NEWEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
+"""Of one that shows how things stand, too: Gradio drops an event that comes while another is answered, unless told to
+answer the last of them once more."""
 
 
 def html_block(value: str = "", js_on_load: str | None = None, **options: Any) -> gr.HTML:

@@ -19,7 +19,7 @@ from app.explain.check import Texts, greedy_html, law_html, progress_html, sente
 from app.explain.costs import costs_html
 from app.explain.steps import interesting_round, walk
 from app.history.run_file import read_run_file
-from app.insides import PRIVATE, QUIET, calling, html_block, on_load, sent_by
+from app.insides import NEWEST, PRIVATE, QUIET, calling, html_block, on_load, sent_by
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -104,9 +104,9 @@ class Explain:
         shown = [empty, content, chosen, number, steps, costs, kind, seen]
         # One listener: the answers of two may overtake one another.
         opened = [tab.select, sent_by(waiting, "refresh"), sent_by(steps, "refresh")]
-        gr.on(opened, self.open, [visit, chosen, seen], shown, trigger_mode="always_last", **QUIET)
-        chosen.input(self.choose, [visit, chosen], [number, steps, costs, kind], trigger_mode="always_last", **QUIET)
-        number.input(self.step, [visit, chosen, number], steps, trigger_mode="always_last", **QUIET)
+        gr.on(opened, self.open, [visit, chosen, seen], shown, **NEWEST)
+        chosen.input(self.choose, [visit, chosen], [number, steps, costs, kind], **NEWEST)
+        number.input(self.step, [visit, chosen, number], steps, **NEWEST)
         check.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
         check.click(
             self.check,

@@ -12,7 +12,7 @@ from app.assets import asset
 from app.compare import Compare
 from app.header import pair_name, precisions
 from app.history.run_file import open_file
-from app.insides import PRIVATE, QUIET, scripted, sent_by, sent_with
+from app.insides import NEWEST, PRIVATE, QUIET, scripted, sent_by, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
 from app.settings import HAS_LENGTH
@@ -59,7 +59,7 @@ class History:
         events = ("refresh", "show", "remove", "open")
         history = scripted(asset("history/history.html"), "history/history.js", *events, elem_id="history")
         opened = [tab.select, sent_by(history, "refresh")]  # one listener: the answers of two may overtake one another
-        gr.on(opened, self.table, visit, history, trigger_mode="always_last", **QUIET)
+        gr.on(opened, self.table, visit, history, **NEWEST)
         history.show(self.show, visit, [race, tabs, history, *self.compare.places], **QUIET)
         history.remove(self.remove, visit, history, **QUIET)
         history.open(self.open, visit, history, concurrency_limit=2, **PRIVATE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.insides import QUIET, html_block
+from app.insides import NEWEST, QUIET, html_block
 from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
 from app.tune.fastest import Fastest, describe_fastest, fastest
 from app.tune.production import VERSIONS, Deployment, Recipe, placeholders, recipes
@@ -81,7 +81,7 @@ class Results:
     def connect(self, document: gr.JSON, measured: gr.State) -> None:
         """Choosing a temperature, downloading the document, copying a command."""
         inputs = [document, self.temperature, measured]
-        self.temperature.input(details, inputs, self._details(), trigger_mode="always_last", **QUIET)
+        self.temperature.input(details, inputs, self._details(), **NEWEST)
         self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
 
 

@@ -85,7 +85,7 @@ def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[in
     _read(runner, context)
     for n in _in_turn(repeats, lengths):
         samples[n].append(_time_from(runner, n, context))
-    return CostTable(_undisturbed(samples))
+    return table_of(samples)
 
 
 def time_rounds(
@@ -106,7 +106,7 @@ def time_rounds(
         following.append(_time(draft, 1, CHAIN) / CHAIN)
         verify[n].append(_time_from(target, n, context))
         draft.truncate(context)
-    return CostTable(_undisturbed(verify)), CostTable(_undisturbed(first), undisturbed(following[len(lengths) :]))
+    return table_of(verify), table_of(first, undisturbed(following[len(lengths) :]))
 
 
 def time_exit(
@@ -130,7 +130,7 @@ def time_exit(
         view.truncate(context)
     started = len(lengths) - 1  # of the first time
     drafting = CostTable({1: undisturbed(first[started:])}, undisturbed(following[started:]))
-    return CostTable(_undisturbed(verify)), drafting
+    return table_of(verify), drafting
 
 
 def median_table(tables: Sequence[CostTable]) -> CostTable:
@@ -173,8 +173,9 @@ def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:
     return [*lengths] * (repeats + 1)
 
 
-def _undisturbed(samples: dict[int, list[float]]) -> dict[int, float]:
-    return {n: undisturbed(found[1:]) for n, found in samples.items()}
+def table_of(samples: Mapping[int, Sequence[float]], following: float | None = None) -> CostTable:
+    """The table of the seconds that were timed, by number of tokens; the first of each were its warm-up."""
+    return CostTable({n: undisturbed(found[1:]) for n, found in samples.items()}, following)
 
 
 def undisturbed(seconds: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from core.clock import synchronise, timed_pass
-from core.costs import CostTable, undisturbed
+from core.costs import CostTable, table_of
 from core.heads.block import FusedHead
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
@@ -112,7 +112,7 @@ def time_head(target: Any, head: FusedHead, context: int, repeats: int = REPEATS
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
-    return HeadCosts(*(CostTable({n: undisturbed(s[1:]) for n, s in table.items()}) for table in (read, draft)))
+    return HeadCosts(table_of(read), table_of(draft))
 
 
 def _time(runner: HeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor, float]:

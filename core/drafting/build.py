@@ -64,7 +64,8 @@ def build_drafter(
         return NgramDrafter(target.device), _controller(settings, costs)
     if method == "early-exit":
         layers = exit_layer(pair.target, settings.exit_layer)
-        return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs)
+        agreed = pair.target.exit_agreement if settings.exit_layer is None else None
+        return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs, agreed)
     if method == "head":
         assert pair.head is not None
         drafter = HeadDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling)
@@ -128,5 +129,7 @@ def as_recorded(drafter: Drafter, rounds: Sequence[Round]) -> Controller:
     return recorded
 
 
-def _controller(settings: Settings, costs: RoundCosts) -> Controller:
-    return Adaptive(costs) if settings.draft_length == "auto" else Fixed(settings.draft_length)
+def _controller(settings: Settings, costs: RoundCosts, prior: float | None = None) -> Controller:
+    if settings.draft_length != "auto":
+        return Fixed(settings.draft_length)
+    return Adaptive(costs) if prior is None else Adaptive(costs, prior=prior)

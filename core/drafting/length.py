@@ -82,8 +82,8 @@ class Acceptance:
 
     PRIOR, PRIOR_WEIGHT, MEMORY = 0.7, 2.5, 0.96
 
-    def __init__(self) -> None:
-        self._pooled = Tally(self.PRIOR * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT)
+    def __init__(self, prior: float = PRIOR) -> None:
+        self._pooled = Tally(prior * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT)
         self._by_position: list[Tally] = []
 
     def add(self, position: int, accepted: bool) -> None:
@@ -123,13 +123,14 @@ class Probing:
 
 class Adaptive:
     """Before each round, the length that maximises expected tokens per second by `RoundCosts`. 0 means a plain step;
-    while that is best, it probes with a single token. A pure function of costs and outcomes."""
+    while that is best, it probes with a single token. A pure function of costs, outcomes and `prior`, the acceptance
+    rate to start from."""
 
-    def __init__(self, costs: RoundCosts, longest: int = 16) -> None:
+    def __init__(self, costs: RoundCosts, longest: int = 16, prior: float = Acceptance.PRIOR) -> None:
         self._costs = costs
         # Choosing is on the clock of every round: what does not change is summed once.
         self._seconds = [costs.chain(length) for length in range(longest + 1)]
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(prior)
         self._behind = 0
         self._probing = Probing()
 

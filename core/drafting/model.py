@@ -112,7 +112,7 @@ def exit_layer(target: Model, asked: int | None) -> int:
     """The layer early exit leaves after: the one asked for, else the one that promises most by measurement."""
     if asked is None:
         if target.exit_layer is None:
-            target.exit_layer = measure_exit_layer(target)
+            target.exit_layer, target.exit_agreement = measure_exit_layer(target)
         return target.exit_layer
     if not 1 <= asked < target.layers:
         raise UserError(
@@ -122,22 +122,25 @@ def exit_layer(target: Model, asked: int | None) -> int:
     return asked
 
 
-def measure_exit_layer(target: Model) -> int:
-    """How often each exit agrees with the whole model on a few lines of text, weighed against what it costs: its own
-    head included, and what the full pass saves by resuming from it."""
+def measure_exit_layer(target: Model) -> tuple[int, float]:
+    """The exit layer that promises most, and its agreement: how often each exit agrees with the whole model on a few
+    lines of text, weighed against what it costs: its own head included, and what the full pass saves by resuming from
+    it."""
     text = "\n\n".join(prompt.text for prompt in read_prompts())
     room = min(SAMPLE, target.context_length)
     ids = torch.tensor(target.tokenizer.encode(text)[:room], device=target.device).clamp(max=target.vocab_size - 1)
     context = target.short_context(TRIED)
     promises: dict[int, float] = {}
+    agreed: dict[int, float] = {}
     with target.lease() as runner:
         whole = runner.feed(ids).argmax(-1)
         for layer in sorted({max(1, round(share * target.layers)) for share in SHARES}):
             runner.reset()
-            agreement = (runner.view(layer).feed(ids).argmax(-1) == whole).float().mean().item()
+            agreed[layer] = (runner.view(layer).feed(ids).argmax(-1) == whole).float().mean().item()
             runner.reset()
             costs = exit_costs(*time_exit(runner, layer, context, 2, TRIED))
             promises[layer] = max(
-                costs.speed_up(expected_tokens(agreement, gamma), gamma) for gamma in range(1, LONGEST + 1)
+                costs.speed_up(expected_tokens(agreed[layer], gamma), gamma) for gamma in range(1, LONGEST + 1)
             )
-    return max(promises, key=lambda layer: promises[layer])
+    best = max(promises, key=lambda layer: promises[layer])
+    return best, agreed[best]

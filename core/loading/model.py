@@ -55,6 +55,8 @@ class Model:
     bandwidth: float | None = None
     """Bytes that its device reads from memory in a second, measured with the costs of its pair."""
     exit_layer: int | None = None
+    exit_agreement: float | None = None
+    """Share of tokens that the measured exit layer's head and the whole model would choose alike."""
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     threads: int = field(default_factory=torch.get_num_threads)
     notes: list[str] = field(default_factory=list)

@@ -56,7 +56,7 @@ def timed(monkeypatch):
 def test_the_exit_that_agrees_is_chosen(pair, target, timed):
     """Of four layers the last two do nothing: leaving after two agrees always, after one seldom."""
     idle_after(pair, 2)
-    assert measure_exit_layer(target) == 2
+    assert measure_exit_layer(target) == (2, 1.0)
 
 
 def test_the_cheaper_of_two_that_agree(pair, target, timed):
@@ -86,6 +86,19 @@ def test_the_draft_length_follows_what_is_timed(pair, timed, monkeypatch, drafti
     for _ in range(20):
         accepted = Token(1, "", "accepted")
         controller.observe(Round(0, [accepted], Token(1, "", "bonus")) if first else Round(0, [], None))
+    assert controller.next([]) == first
+
+
+@pytest.mark.parametrize("agreement, first", [(0.0, 0), (1.0, 16)])
+def test_an_exit_that_never_agrees_is_only_probed(pair, timed, monkeypatch, agreement, first):
+    """What was measured when the layer was chosen is where the acceptance rate starts: a run whose exit is hopeless
+    begins with plain steps instead of learning that first."""
+    timed(lambda layers: 0.2)
+    monkeypatch.setattr(pair.target, "exits", {})
+    monkeypatch.setattr(pair.target, "exit_layer", None)
+    monkeypatch.setattr("core.drafting.model.measure_exit_layer", lambda target: (1, agreement))
+    with ExitStack() as resources, pair.target.lease() as runner:
+        _, controller = build_drafter(pair, runner, Settings(method="early-exit"), resources)
     assert controller.next([]) == first
 
 

@@ -1,7 +1,8 @@
 """A head's forward for drafting: few operations over fused weights, in the part of Python that TorchScript compiles.
 
-On a CPU a head costs by the bytes of its matrices, and what is between them by its operations: they are in 4 bits where
-their shapes allow it, and called without Python (`core.runners.layers`). Results are those of `core.heads` to rounding.
+On a CPU a head costs by the bytes of its matrices, and what is between them by its operations: the matrices of its
+block are in 4 bits where their shapes allow it, and called without Python (`core.runners.layers`). Results are those of
+`core.heads` to rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from core.clock import timed_pass
 from core.heads import HeadConfig, HeadNetwork
 from core.runners.layers import Weight, compiled, multiply
-from core.runners.products import ROWS, Blocks, Int4, fuse, group_for
+from core.runners.products import ROWS, Blocks, Int4, fuse, group_for, has_blocks
 
 
 def fits_int4(config: HeadConfig) -> bool:
@@ -26,6 +27,12 @@ def fits_int4(config: HeadConfig) -> bool:
     products = ((hidden, config.feature_width), (projections, 2 * hidden), (hidden, heads))
     products += ((2 * inner, hidden), (hidden, inner), (ROWS, hidden))
     return all(group_for(rows, columns) for rows, columns in products)
+
+
+def rounds_vocabulary() -> bool:
+    """Whether a head in 4 bits has the matrix of its vocabulary in 4 bits too. Of the acceptance that rounding costs,
+    most is lost there, where the likeliest token is told from the next; so only where 16 bits have no fast kernel."""
+    return not has_blocks(torch.bfloat16)
 
 
 class Block(nn.Module):
@@ -121,7 +128,8 @@ class Block(nn.Module):
 
 
 class FusedHead:
-    """The weights of a head as passes read them, shared by all its runners; `int4` rounds its matrices to 4 bits.
+    """The weights of a head as passes read them, shared by all its runners; `int4` rounds those of its block to 4 bits,
+    and its vocabulary's where 16 bits have no fast kernel.
 
     Those of the network become parts of them. `embedding` [vocab, hidden] is the head's own or the target's. Draft
     tokens past the target's real vocabulary are cut off: they are padding, and can never be right.
@@ -140,10 +148,12 @@ class FusedHead:
             (attention, ("o_proj",)),
             (mlp, ("gate_proj", "up_proj")),
             (mlp, ("down_proj",)),
-            (_vocabulary(network, real, int4), ("lm_head",)),
         ]
         on_cpu = self.device.type == "cpu"
         weights = [fuse(*each, int4) if on_cpu else joined(*each) for each in layers]
+        rounded = int4 and rounds_vocabulary()
+        vocabulary = _vocabulary(network, real, rounded), ("lm_head",)
+        weights.append(fuse(*vocabulary, rounded) if on_cpu else joined(*vocabulary))
         self.work = torch.float32 if on_cpu and self.dtype.itemsize == 2 else self.dtype
         table = network.embed_tokens.weight if self.config.own_embedding else embedding
         self.block: Any = Block(network, weights, table, len(self.target_ids), self.work)

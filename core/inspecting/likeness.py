@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import UserError
+from core.heads.block import rounds_vocabulary
 from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
@@ -208,7 +209,8 @@ def size_up_head(found: HeadPreview, device: torch.device) -> SizedHead:
 
 def _bytes_each(name: str, shape: tuple[int, ...], precision: str) -> float:
     """Of a head's weight in memory: in 4 bits, matrices have scale and zero for every group beside them."""
-    if precision == "int4" and len(shape) > 1 and name != "embed_tokens.weight":
+    rounded = len(shape) > 1 and name != "embed_tokens.weight" and (name != "lm_head.weight" or rounds_vocabulary())
+    if precision == "int4" and rounded:
         return 0.5 + 4 / GROUP
     return DTYPES[precision].itemsize
 

@@ -88,8 +88,8 @@ def fused_head(network: HeadNetwork, target: Model, precision: str) -> FusedHead
 
 
 def best_precision(config: HeadConfig, device: torch.device) -> str:
-    """What a head's passes are fastest in. In 4 bits the bundled head took a third of the time of 32 bits and was
-    accepted at the first position in 55 of 100 rounds instead of 57: more tokens per second at every draft length."""
+    """What a head's passes are fastest in. In 4 bits, its vocabulary's matrix in 16, the bundled head was accepted at
+    the first position in 55 of 100 rounds instead of 56 in 32 bits, in less than half the time."""
     if device.type == "cuda":
         return "bf16"
     return "int4" if device.type == "cpu" and fast_int4() and fits_int4(config) else "fp32"

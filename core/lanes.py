@@ -230,11 +230,12 @@ def _describe_model(model: Model) -> dict[str, Any]:
 def _describe_head(head: Head) -> dict[str, Any]:
     return {
         "name": head.name,
+        "kind": head.kind,
         "precision": head.precision,
         "layers": list(head.layers),
         "parameters": head.parameter_count(),
         "weight_bytes": head.weight_bytes(),
-        "draft_vocab_size": head.config.draft_vocab_size,
+        "draft_vocab_size": head.fused.draft_vocab_size,
         "costs": head.costs.to_dict() if head.costs else None,
         "notes": head.notes,
     }

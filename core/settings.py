@@ -19,6 +19,9 @@ SMOLLM2_NAME = "smollm2"
 """The name of SmolLM2-135M-Instruct wherever its weights are found (core/loading/pair.py)."""
 HEAD = "EAGLE-3 head"
 """What an inspected draft's `model_type` is where it is a trained head of the target."""
+MTP = "MTP layer"
+"""The same, where it is the layer for predicting several tokens that the target itself comes with."""
+NO_TREE = "an MTP layer drafts chains, and no trees"
 LONGEST_DRAFT = 64
 """Tokens of a draft at most: more never pay."""
 
@@ -170,8 +173,8 @@ class Settings:
         str | None,
         Spec(
             "Draft",
-            "The same, for the small model, or the trained head of the target, that guesses. N-grams and early exit "
-            "need none.",
+            "The same, for the small model, or the trained head of the target, that guesses; the target once more, "
+            "where it has an MTP layer. N-grams and early exit need none.",
             of_models=True,
             most_on_page=300,
             metavar="ID_OR_DIR",

@@ -17,7 +17,7 @@ from core.records import SCHEMA, Run, run_from_dict
 from core.servers.load import Load
 from core.servers.records import ServerRun, server_run_from_dict
 from core.servers.report import load_from_document
-from core.settings import SPECS
+from core.settings import HEAD, SPECS
 
 LONGEST_FILE = 16_000_000
 """Characters; a race of two lanes with 4,096 tokens each takes about six million."""
@@ -169,6 +169,7 @@ class HeadFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     name: Name
+    kind: Name = HEAD
     precision: Name
     layers: Annotated[list[Count], Field(max_length=16)]
     parameters: Count

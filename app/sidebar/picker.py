@@ -24,7 +24,7 @@ from app.sidebar import control, follow_pair, replaced
 from core.errors import UserError
 from core.inspecting.catalogue import Found
 from core.progress import in_bytes, never
-from core.settings import HEAD, POCKET_NAME, Settings
+from core.settings import HEAD, MTP, NO_TREE, POCKET_NAME, Settings
 
 OTHER = "other…"
 NO_GPU = ""
@@ -83,7 +83,8 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     no_draft = None if found["draft"] else "no draft model is named"
     if likeness.get("same") is False and not likeness.get("usable", True):
         no_draft = "its draft does not fit the target"
-    head = (found["draft"] or {}).get("model_type") == HEAD
+    kind = (found["draft"] or {}).get("model_type")
+    head = kind in (HEAD, MTP)
     no_head = "no trained head of the target is named"
     if head:
         no_head, no_draft = no_draft, "the draft is a trained head, whose method is Trained head"
@@ -96,7 +97,7 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
         "early-exit": None if found["target"]["layers"] >= 2 else "the target has a single layer",
         "tree": no_draft or other,
         "head": no_head,
-        "head-tree": no_head,
+        "head-tree": NO_TREE if kind == MTP else no_head,
     }
 
 

@@ -15,18 +15,20 @@ from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.translate import TranslateDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
 from core.errors import UserError
-from core.heads.runner import HeadCosts, HeadRunner
+from core.heads.block import FusedHead
+from core.heads.runner import HeadCosts, HeadRunner, runner_of
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
 from core.records import Round
 from core.runners import Runner
 from core.sampling import Sampling
-from core.settings import SPECS, Method, Settings
+from core.settings import MTP, NO_TREE, SPECS, Method, Settings
 
 
 def available(pair: Pair) -> dict[Method, str | None]:
     """Every method with None where the pair supports it, else the reason why not."""
     no_head = None if pair.head else "no trained head of the target is loaded"
+    no_tree = NO_TREE if pair.head and pair.head.kind == MTP else no_head
     no_draft = None if pair.draft else "no draft model is loaded"
     if no_draft and pair.head:
         no_draft = "the draft is a trained head, whose method is head"
@@ -39,7 +41,7 @@ def available(pair: Pair) -> dict[Method, str | None]:
         "early-exit": shallow,
         "tree": no_draft or ("a tree needs a draft with the target's own tokens" if pair.translation else None),
         "head": no_head,
-        "head-tree": no_head,
+        "head-tree": no_tree,
     }
 
 
@@ -68,10 +70,10 @@ def build_drafter(
         return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs, agreed)
     if method == "head":
         assert pair.head is not None
-        drafter = HeadDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling)
+        drafter = HeadDrafter(runner_of(pair.head.fused), target.watch(pair.head.layers), sampling)
         return drafter, _controller(settings, costs)
     if method == "head-tree":
-        assert pair.head is not None
+        assert pair.head is not None and isinstance(pair.head.fused, FusedHead)
         tree = HeadTreeDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling, costs)
         deep = AdaptiveDepth(costs, DEEPEST) if settings.draft_length == "auto" else Fixed(settings.draft_length)
         return tree, deep

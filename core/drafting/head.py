@@ -1,4 +1,4 @@
-"""Drafting with a trained head (EAGLE-3), one layer that reads the target's hidden states: a chain, or a tree.
+"""Drafting with a trained head (EAGLE-3, MTP), one layer that reads the target's hidden states: a chain, or a tree.
 
 Row t of the head's cache pairs the target's features of token t with token t + 1. The features of a round's tokens come
 with the verification pass itself, so reading the newest ones also gives the next round's first proposal; behind it, the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from core.costs.rounds import RoundCosts
 from core.drafting import Draft
 from core.drafting.length import Adaptive
 from core.errors import Cancelled
-from core.heads.runner import HeadRunner
+from core.heads.runner import AnyHeadRunner, HeadRunner
 from core.progress import Stop
 from core.records import Round, Token, depths
 from core.runners import PREFILL_CHUNK, Runner
@@ -33,9 +34,10 @@ from core.sampling import Sampling, draw
 BEAMS = 4
 """Nodes of each level of a tree that are drafted on from, and children looked at below each."""
 MOST_NODES, DEEPEST = 24, 8
+R = TypeVar("R", bound=AnyHeadRunner)
 
 
-class HeadReader:
+class HeadReader(Generic[R]):
     """Keeps a head's cache in step with its target: what both ways of drafting share.
 
     `features` are those of the target's runner, which rolls them back with its cache. Its cache is of rows, not of the
@@ -44,7 +46,7 @@ class HeadReader:
 
     cache: Runner | None = None
 
-    def __init__(self, runner: HeadRunner, features: Features, sampling: Sampling) -> None:
+    def __init__(self, runner: R, features: Features, sampling: Sampling) -> None:
         self.runner = runner
         self._features = features
         self._sampling = sampling
@@ -96,7 +98,7 @@ class HeadReader:
         self._stable = self.runner.length
 
 
-class HeadDrafter(HeadReader):
+class HeadDrafter(HeadReader[AnyHeadRunner]):
     """Draws a chain of tokens one by one, through the same sampler chain as the target.
 
     A reduced vocabulary's law is zero for every token outside it.
@@ -127,7 +129,7 @@ class HeadDrafter(HeadReader):
         return Draft(torch.cat(tokens), q, logits=logits, ids=head.target_ids)
 
 
-class HeadTreeDrafter(HeadReader):
+class HeadTreeDrafter(HeadReader[HeadRunner]):
     """Drafts on from the likeliest nodes of each level, and keeps as many nodes as checking them is worth.
 
     `costs` are those of a round; a node is kept while the tokens it is expected to add, by its cumulative probability,

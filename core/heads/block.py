@@ -160,6 +160,15 @@ class FusedHead:
         if on_cpu:
             self.block = compiled(self.block)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The boundaries of the target whose hidden states it reads."""
+        return self.config.aux_layers
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.config.draft_vocab_size
+
     def weight_bytes(self) -> int:
         """Of its own weights as they lie in memory."""
         packed = [m for m in self.network.modules() if isinstance(m, (Int4, Blocks))]

@@ -17,6 +17,7 @@ from torch import Tensor
 from core.clock import synchronise, timed_pass
 from core.costs import CostTable, table_of
 from core.heads.block import FusedHead
+from core.heads.mtp import MtpHead, MtpRunner
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
 """Of the timed passes."""
@@ -89,11 +90,20 @@ class HeadCosts:
         return {"read": self.read.to_dict(), "draft": self.draft.to_dict()}
 
 
+AnyHead = FusedHead | MtpHead
+AnyHeadRunner = HeadRunner | MtpRunner
+
+
+def runner_of(head: AnyHead) -> AnyHeadRunner:
+    """A new runner with an empty cache."""
+    return MtpRunner(head) if isinstance(head, MtpHead) else HeadRunner(head)
+
+
 @torch.inference_mode()
-def time_head(target: Any, head: FusedHead, context: int, repeats: int = REPEATS) -> HeadCosts:
+def time_head(target: Any, head: AnyHead, context: int, repeats: int = REPEATS) -> HeadCosts:
     """Passes of a head behind passes of its target's runner, which push it out of the processor's caches."""
-    features = target.watch(head.config.aux_layers)
-    runner = HeadRunner(head)
+    features = target.watch(head.layers)
+    runner = runner_of(head)
 
     def ones(n: int) -> Tensor:
         return torch.ones(n, dtype=torch.long, device=runner.device)
@@ -115,7 +125,7 @@ def time_head(target: Any, head: FusedHead, context: int, repeats: int = REPEATS
     return HeadCosts(table_of(read), table_of(draft))
 
 
-def _time(runner: HeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor, float]:
+def _time(runner: AnyHeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor, float]:
     synchronise(runner.device)
     start = time.perf_counter()
     output = one_pass()

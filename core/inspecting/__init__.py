@@ -7,20 +7,21 @@ An inspection in words: what a person should know of a pair before loading it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from core.errors import UserError
 from core.inspecting.catalogue import find_pair, heads_for
-from core.inspecting.devices import Prediction, predict
+from core.inspecting.devices import Drafter, Prediction, predict
 from core.inspecting.files import Sized, preview, size_up
 from core.inspecting.likeness import Likeness, SizedHead, compare_head, compare_vocabularies, preview_head, size_up_head
+from core.inspecting.mtp import SizedMtp, describe_mtp, drafts_for_itself, has_mtp, size_up_mtp
 from core.loading import resolve_device
 from core.loading.memory import free_memory
 from core.progress import in_bytes
-from core.settings import HEAD, POCKET_NAME
+from core.settings import HEAD, MTP, POCKET_NAME
 
 SCHEMA = 1
 CONTEXT = 2048
@@ -40,7 +41,7 @@ class ModelCard:
     `routed`: a token uses a few experts of many; `expert_bytes` are those that 4-bit loading leaves in 16 bits.
     `window_layers` see the last tokens only. `catalogued`: its sizes are the catalogue's, since it cannot be read,
     and the first of its notes says why. `obstacle` is a reason known beforehand why it would not run here; `origin`
-    how the weights are quantised in the GGUF file they come from."""
+    how the weights are quantised in the GGUF file they come from; `mtp`: it has a layer that can draft for it."""
 
     name: str
     model_type: str
@@ -63,6 +64,7 @@ class ModelCard:
     notes: tuple[str, ...]
     obstacle: str | None
     origin: str | None = None
+    mtp: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,11 @@ def inspect_pair(
     if target is None:
         target, draft = POCKET_NAME, draft or POCKET_NAME
     ours = size_up(preview(target, "target", revision), place, precision)
-    theirs: Sized | SizedHead | None = None
+    theirs: Drafter | None = None
     likeness = None
-    if draft is not None and (head := preview_head(draft)):
+    if drafts_for_itself(ours.preview, draft):
+        theirs, likeness = size_up_mtp(ours), describe_mtp(ours.preview)
+    elif draft is not None and (head := preview_head(draft)):
         theirs = size_up_head(head, place)
         likeness = compare_head(ours.preview, head)
     elif draft is not None:
@@ -161,8 +165,32 @@ def inspect_pair(
     )
 
 
-def _draft_card(draft: Sized | SizedHead, context: int) -> ModelCard:
+def _draft_card(draft: Drafter, context: int) -> ModelCard:
+    if isinstance(draft, SizedMtp):
+        return mtp_card(draft, context)
     return card(draft, context) if isinstance(draft, Sized) else head_card(draft, context)
+
+
+def mtp_card(layer: SizedMtp, context: int) -> ModelCard:
+    """A target's own layer as a model of one layer, which comes with the target."""
+    weights = layer.weights
+    return replace(
+        card(layer.target, context),
+        model_type=MTP,
+        layers=layer.layers,
+        parameters=weights.parameters,
+        active_parameters=weights.active_parameters,
+        precision=layer.precision,
+        weight_bytes=weights.total,
+        read_bytes=weights.read,
+        expert_bytes=0,
+        cache_bytes=layer.cache_bytes(context),
+        window_layers=0,
+        download_bytes=0,
+        notes=(),
+        obstacle=None,
+        origin=None,
+    )
 
 
 def head_card(head: SizedHead, context: int) -> ModelCard:
@@ -217,12 +245,11 @@ def card(model: Sized, context: int) -> ModelCard:
         obstacle=model.obstacle,
         catalogued=found.note is not None,
         origin=found.origin,
+        mtp=has_mtp(model),
     )
 
 
-def measure_memory(
-    target: Sized, draft: Sized | SizedHead | None, device: torch.device, context: int, held: int = 0
-) -> Memory:
+def measure_memory(target: Sized, draft: Drafter | None, device: torch.device, context: int, held: int = 0) -> Memory:
     """Both models' weights, the caches of a race's lanes and the wider of the two workspaces."""
     models = [target, draft] if draft else [target]
     free = free_memory(device)
@@ -256,6 +283,8 @@ def judge(
     found = [*_fit(memory, all(m.precision == "nf4" for m in (target, draft) if m)), *_model(target, context)]
     if draft is None or likeness is None:
         found.append(("good", "No draft model: it can draft with n-grams or with its own first layers."))
+        if target.mtp:
+            found.append(("good", "It has an MTP layer of its own: name it as its own draft, and that layer drafts."))
         if heads := heads_for(target.name):
             named = " or ".join(f"{head.id} ({head.licence or 'licence: see its card'})" for head in heads)
             found.append(("good", f"Trained heads are published for it: name one as the draft, {named}."))
@@ -322,7 +351,7 @@ def _tokens(likeness: Likeness) -> Iterator[Finding]:
 
 
 def _cost(target: ModelCard, draft: ModelCard, memory: Memory) -> Iterator[Finding]:
-    if draft.name == target.name:
+    if draft.name == target.name and draft.model_type != MTP:
         yield "caution", "The draft is the target itself: each draft token costs as much as a plain one."
     layers, bytes_read = draft.layers / target.layers, draft.read_bytes / target.read_bytes
     if layers > 1:

@@ -24,6 +24,7 @@ from core.costs.rounds import RoundCosts, best_length, expected_tokens, leviatha
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
 from core.inspecting.likeness import HeadPreview, SizedHead, preview_head, size_up_head
+from core.inspecting.mtp import SizedMtp, drafts_for_itself, size_up_mtp
 from core.progress import in_bytes
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
@@ -58,6 +59,9 @@ SOURCES = {
 }
 
 
+Drafter = Sized | SizedHead | SizedMtp
+
+
 @dataclass(frozen=True)
 class Forecast:
     """Leviathan's speed-up at an acceptance rate and the draft length that is best there."""
@@ -80,7 +84,7 @@ class Prediction:
         return next(f for f in self.forecasts if f.acceptance == acceptance)
 
 
-def predict(target: Sized, draft: Sized | SizedHead, device: torch.device) -> tuple[Prediction, ...]:
+def predict(target: Sized, draft: Drafter, device: torch.device) -> tuple[Prediction, ...]:
     """What speculation may bring if a pass over several tokens costs what one over one token costs."""
     by_bytes = draft.weights.read / target.weights.read
     by_layers = draft.layers / target.layers
@@ -198,9 +202,6 @@ def _own_card(text: str) -> Card | None:
     return Card("your card", nf4_rows=_document()["defaults"]["nf4_rows"], **figures)
 
 
-Drafter = Sized | SizedHead
-
-
 def predict_on(
     card: Card,
     target: str,
@@ -212,7 +213,10 @@ def predict_on(
     """A pair, by names as `inspect` takes them, on a card; `acceptance` as measured of it, if it was. Raises UserError
     where a model cannot be looked at."""
     ours = preview(target, "target", revision)
-    theirs = (preview_head(draft) or preview(draft, "draft")) if draft else None
+    if drafts_for_itself(ours, draft):
+        theirs = ours
+    else:
+        theirs = (preview_head(draft) or preview(draft, "draft")) if draft else None
     alphas: list[float] = sorted({*ALPHAS, *([] if acceptance is None else [acceptance])})
     decisive = EXPECTED if acceptance is None else acceptance
     outlooks = tuple(_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS)
@@ -232,6 +236,8 @@ def _outlook(
     draft: Drafter | None = None
     if isinstance(theirs, HeadPreview):
         draft = size_up_head(theirs, place)
+    elif theirs is ours:
+        draft = size_up_mtp(target)
     elif theirs:
         draft = size_up(theirs, place, precision)
     models = [target, *([draft] if draft else [])]

@@ -23,6 +23,7 @@ from core.loading.conversion import convert, find_gguf, origin
 from core.loading.head import bundled_head, bytes_needed, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
+from core.loading.mtp import load_mtp, mtp_bytes, speaks_of_mtp
 from core.loading.pair import (
     SMOLLM2_ID,
     SMOLLM2_REVISION,
@@ -90,13 +91,16 @@ def load_pair(
     target_name, draft_name, draft_precision = names_of(settings)
     sources = [read_source(target_name, device, settings.precision, settings.revision, "target", progress, stop)]
     head = None
-    if draft_name is not None:
+    own = draft_name == target_name and speaks_of_mtp(sources[0].config)
+    if draft_name is not None and not own:
         head = (
             None if draft_name == POCKET_NAME else head_folder(find_folder(draft_name, None, "draft", progress, stop))
         )
         if head is None:
             sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
     beside = 0 if head is None or draft_name is None else bytes_needed(draft_name, head, device)
+    if own:
+        beside = mtp_bytes(target_name, sources[0].folder, sources[0].config, sources[0].format.dtype)
     placement = _find_room(sources, device, make_room, beside)
     try:
         models = _load_sources(sources, device, placement, progress, stop)
@@ -104,6 +108,9 @@ def load_pair(
         if head is not None and draft_name is not None:
             progress(f"Reading {draft_name}")
             pair.head = load_head(draft_name, head, pair.target)
+        elif own:
+            progress(f"Reading the MTP layer of {target_name}")
+            pair.head = load_mtp(target_name, pair.target)
         elif folder := bundled_head(pair.target):
             pair.head = load_head(folder.name, folder, pair.target)
         if stop():

@@ -16,10 +16,12 @@ from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.block import FusedHead, fits_int4
 from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
-from core.heads.runner import REPEATS, HeadCosts, HeadRunner, time_head
+from core.heads.mtp import MtpHead
+from core.heads.runner import REPEATS, AnyHead, HeadCosts, HeadRunner, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET
 from core.runners.products import fast_int4
+from core.settings import HEAD, MTP
 
 BUNDLED = POCKET.parent / "heads"
 SAMPLE = 192
@@ -28,21 +30,22 @@ SAMPLE = 192
 
 @dataclass
 class Head:
-    """A trained head on its target's device. `layers` are the boundaries of the target whose hidden states it reads."""
+    """A trained head of a target, or its own MTP layer, on its device. `layers` are the boundaries of the target whose
+    hidden states it reads."""
 
     name: str
-    fused: FusedHead
+    fused: AnyHead
     precision: str
     notes: list[str] = field(default_factory=list)
     costs: HeadCosts | None = None
 
     @property
-    def config(self) -> HeadConfig:
-        return self.fused.config
+    def kind(self) -> str:
+        return MTP if isinstance(self.fused, MtpHead) else HEAD
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return self.config.aux_layers
+        return self.fused.layers
 
     def weight_bytes(self) -> int:
         """Bytes of its own weights as they lie in memory; the embedding it borrows is its target's."""
@@ -75,10 +78,9 @@ def load_head(name: str, folder: Path, target: Model, precision: str | None = No
     config = found.config(candidates[0])
     precision = precision or best_precision(config, target.device)
     network = load_weights(folder, name, config, DTYPES[precision], target.device)
-    head = Head(name, fused_head(network, target, precision), precision)
-    if len(candidates) > 1:
-        settle_layers(head, target, candidates)
-    return head
+    fused = fused_head(network, target, precision)
+    notes = settle_layers(fused, target, candidates) if len(candidates) > 1 else []
+    return Head(name, fused, precision, notes)
 
 
 def fused_head(network: HeadNetwork, target: Model, precision: str) -> FusedHead:
@@ -127,16 +129,17 @@ def fitting_layers(found: Description, name: str, config: Any, target: str) -> l
     return candidates
 
 
-def settle_layers(head: Head, target: Model, candidates: list[tuple[int, ...]]) -> None:
-    """Where a config leaves open how layers are counted, take the count by which the head is right more often."""
-    agreement = {layers: measure_agreement(head.fused, target, layers) for layers in candidates}
+def settle_layers(head: FusedHead, target: Model, candidates: list[tuple[int, ...]]) -> list[str]:
+    """Where a config leaves open how layers are counted, take the count by which the head is right more often; returns
+    a note on it."""
+    agreement = {layers: measure_agreement(head, target, layers) for layers in candidates}
     best = max(candidates, key=lambda layers: agreement[layers])
-    head.fused.config = head.fused.network.config = replace(head.config, aux_layers=best)
+    head.config = head.network.config = replace(head.config, aux_layers=best)
     shares = " and ".join(f"{agreement[layers]:.0%} with {', '.join(map(str, layers))}" for layers in candidates)
-    head.notes.append(
+    return [
         "Its config leaves open whether its layers are counted by what enters or by what leaves them; its first guess "
         f"was the target's own in {shares}, so it reads what enters {', '.join(map(str, best))}."
-    )
+    ]
 
 
 @torch.inference_mode()

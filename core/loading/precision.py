@@ -33,6 +33,8 @@ from core.settings import SPECS
 
 POCKET = Path(__file__).parent.parent.parent / "assets" / "pocket"
 DTYPES = {"int4": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "int4"}
+"""What the widths of unquantised weights are called."""
 Placement = Literal["one", "spread"]
 SLACK = 1.05
 """How much more than its weights a load is given: buffers, and the tensor that is being quantised."""

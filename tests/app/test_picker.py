@@ -27,7 +27,7 @@ from app.sidebar.picker import (
 from core.errors import Cancelled, UserError
 from core.inspecting.catalogue import Found
 from core.records import summarise
-from core.settings import HEAD, Settings
+from core.settings import HEAD, MTP, Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
 STARTED = Settings("own/target", "own/draft", revision="v1")
@@ -144,6 +144,8 @@ def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
     head = reasons_of({**found, "draft": {**found["draft"], "model_type": HEAD}})
     assert [m for m, reason in head.items() if reason is None] == ["plain", "ngram", "early-exit", "head", "head-tree"]
     assert "trained head" in head["draft"]
+    own = reasons_of({**found, "draft": {**found["draft"], "model_type": MTP}})
+    assert own["head"] is None and own["draft"] == head["draft"] and "no trees" in own["head-tree"]
     other = reasons_of({**found, "likeness": {"same": False, "usable": True}})
     assert other["draft"] is None
     assert "own tokens" in other["tree"]

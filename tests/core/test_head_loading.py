@@ -121,7 +121,7 @@ def test_padding_cannot_be_proposed(target, tmp_path):
     """Ids of the target's matrix past its tokenizer's are no tokens."""
     pair = load_pair(settings(target, made(tmp_path, ids=list(range(200, PADDED)))))
     assert int(pair.head.fused.target_ids.max()) < pair.target.vocab_size < PADDED
-    logits = pair.head.fused.logits(torch.ones(1, pair.head.config.hidden_size))
+    logits = pair.head.fused.logits(torch.ones(1, pair.head.fused.config.hidden_size))
     assert logits.shape == (1, len(pair.head.fused.target_ids))
 
 

@@ -13,6 +13,7 @@ from core.explaining import RoundTrace, TracedTensor, drafted_by_model
 from core.explaining.traffic import cost_table
 from core.loading.geometry import Geometry
 from core.records import Candidate, Round, Run, Token, depths
+from core.settings import MTP
 
 ROOM = 9
 """Columns that fit beside the text."""
@@ -192,6 +193,11 @@ def _who_drafted(run: Run, round_: Round, k: int, levels: int, time: str) -> str
         head = run.environment.get("head") or {}
         layers = ", ".join(map(str, head.get("layers") or []))
         first = f"read what had entered the target's layers {layers} for the newest tokens" if layers else "read on"
+        if head.get("kind") == MTP:
+            return (
+                f"The target's own MTP layer read what had left the last one for the newest tokens and guessed "
+                f"{tokens} one by one, in {time}."
+            )
         grown = "one by one" if method == "head" else f"as a tree, in {plural(levels, 'pass', 'passes')}"
         return f"The trained head {first} and guessed {tokens} {grown}, in {time}."
     draft = run.environment.get("draft") or {}

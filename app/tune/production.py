@@ -6,7 +6,8 @@ with probabilistic drafts, asked greedily (the first two again by tests/interop/
 without the conversions: a head's file is written there as its converter would (tests/real/test_production.py); in
 transformers every script (tests/app/test_tune.py).
 Not run, but checked in November 2026 against the documentation: SGLang's (speculative_decoding.md), llama.cpp's
-conversions, and vLLM's other forms (--quantization, use_heterogeneous_vocab).
+conversions, vLLM's other forms (--quantization, use_heterogeneous_vocab), and those for MTP layers elsewhere than in
+transformers (vLLM's mtp.md, SGLang's glm45.md, llama.cpp's draft-mtp).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
 @dataclass(frozen=True)
 class Deployment:
     """What is taken elsewhere; `exit_layer` matters to early exit only. Of a head, `head` is the name of a bundled one,
-    and `head_folder` where one that was trained here lies."""
+    and `head_folder` where one that was trained here lies; `mtp`: it is the MTP layer that the target comes with."""
 
     settings: Settings
     length: int
@@ -50,6 +51,7 @@ class Deployment:
     exit_layer: int | None = None
     head: str | None = None
     head_folder: str | None = None
+    mtp: bool = False
 
     @property
     def method(self) -> str:
@@ -111,6 +113,8 @@ def vllm(deployment: Deployment) -> Recipe:
         if not deployment.same_tokens:
             config["use_heterogeneous_vocab"] = True
             notes.append("Tokenizers differ: vLLM then drafts only tokens that both know, and drafts greedily.")
+    elif deployment.method == "head" and deployment.mtp:
+        config = {"method": "mtp"} | config
     elif deployment.method == "head":
         config = {"method": "eagle3", "model": deployment.draft} | config
     elif deployment.method == "ngram":
@@ -129,7 +133,7 @@ def vllm(deployment: Deployment) -> Recipe:
         if deployment.settings.min_p > 0:
             notes.append("vLLM leaves min-p out of account where it speculates.")
     notes += _one_drafter(deployment)
-    if deployment.quantised:
+    if deployment.quantised and not deployment.mtp:
         notes.append("The draft is loaded as it was published; --quantization is the target's.")
     notes.append(
         "It counts drafts under /metrics; with --per-request-spec-decode-metrics detailed each answer tells what every "
@@ -155,6 +159,10 @@ def sglang(deployment: Deployment) -> Recipe:
         speculative += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
         if deployment.quantised and deployment.draft_precision != "nf4":
             speculative += ["--speculative-draft-model-quantization", "unquant"]
+    elif deployment.method == "head" and deployment.mtp:
+        speculative = ["--speculative-algorithm", "EAGLE"]  # NEXTN is another word for it
+        speculative += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+        notes.append("Without a draft model named, EAGLE means the MTP layer of the target's own files.")
     elif deployment.method == "head":
         speculative = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", deployment.draft]
         speculative += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
@@ -204,7 +212,14 @@ def llama_cpp(deployment: Deployment) -> Recipe:
                 "At a temperature fewer drafts stand than were measured here: in build 11549 a model that drafted for "
                 "itself at temperature 1 had 11 of 36 accepted. Builds before 11368 lack --spec-draft-sampling."
             )
-    if deployment.method == "head":
+    if deployment.method == "head" and deployment.mtp:
+        types.append("draft-mtp")
+        options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
+        notes.append(
+            "Not run here: the MTP layer is converted with its target, for the families that docs/speculative.md of "
+            "llama.cpp names."
+        )
+    elif deployment.method == "head":
         more, head = _gguf_of_head(deployment)
         conversions += more
         serve += ["-md", head]
@@ -232,7 +247,7 @@ def llama_cpp(deployment: Deployment) -> Recipe:
 
 def transformers(deployment: Deployment) -> Recipe:
     settings, method = deployment.settings, deployment.method
-    if method not in ("draft", "ngram", "early-exit"):
+    if method not in ("draft", "ngram", "early-exit") and not deployment.mtp:
         return Recipe("transformers", "", notes=[_missing("transformers", method)])
     notes = ["One prompt at a time: batches are not supported."]
     classes = "AutoModelForCausalLM, AutoTokenizer" + (", BitsAndBytesConfig" if deployment.quantised else "")
@@ -256,6 +271,9 @@ def transformers(deployment: Deployment) -> Recipe:
         lines += _constant_length("target", deployment.length)
         options += [f"assistant_early_exit={deployment.exit_layer}"]
         notes.append("The first layers are run again in the verifying pass; here their keys and values are reused.")
+    elif method == "head":
+        options += ["use_mtp=True"]
+        notes.append("It drafts one token a round; here the layer goes on from its own output.")
     else:
         options += [f"prompt_lookup_num_tokens={deployment.length}", f"max_matching_ngram_size={LONGEST_NGRAM}"]
     options += [f"max_new_tokens={settings.max_new_tokens}", *_sampling(settings)]

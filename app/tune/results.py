@@ -29,6 +29,7 @@ from core.measuring.report import (
     points_at,
 )
 from core.records import Settings
+from core.settings import MTP
 
 ENGINES = ("vLLM", "SGLang", "llama.cpp", "transformers")
 Document = dict[str, Any]
@@ -151,7 +152,7 @@ def _deployment(document: Document, temperature: float) -> Deployment | None:
     if best is None or best["draft_length"] is None:
         return None
     environment = document["environment"]
-    draft = environment.get("draft")
+    draft, head = environment.get("draft"), environment.get("head") or {}
     known = {name: value for name, value in document["settings"].items() if name in Settings.__dataclass_fields__}
     return Deployment(
         settings=replace(Settings(**known), temperature=temperature),
@@ -160,7 +161,8 @@ def _deployment(document: Document, temperature: float) -> Deployment | None:
         draft_precision=draft["precision"] if draft else None,
         same_tokens=document["same_tokens"],
         exit_layer=document["exit_layer"],
-        head=(environment.get("head") or {}).get("name"),
+        head=head.get("name"),
+        mtp=head.get("kind") == MTP,
     )
 
 

@@ -10,8 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from fake_sweep import fake_sweep
 from fakes import ENVIRONMENT, FakeEngine
+from transformers.modeling_layers import MtpModel
 
 from app.serving.device import Device
 from app.settings import CONTROLS
@@ -225,6 +227,37 @@ def test_a_trained_head_is_eagle3_elsewhere():
     assert "-md head-bf16.gguf --spec-type draft-eagle3 --spec-draft-n-max 4" in serve
     assert any("the conversion is unproven" in note for note in llama_cpp(tree).notes)
     assert not transformers(head).command and transformers(head).notes
+
+
+@pytest.fixture(scope="module")
+def mtp_folder(tmp_path_factory):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+    from mtp import mtp_target, save_with_mtp
+
+    if not hasattr(MtpModel, "forward_layer"):
+        pytest.skip("transformers before 5.20 does not know this family's MTP layer")
+    folder = tmp_path_factory.mktemp("mtp")
+    save_with_mtp(*mtp_target("mellum", 384, torch.float32), folder)
+    return str(folder)
+
+
+def test_a_target_s_own_layer_is_mtp_elsewhere(mtp_folder, monkeypatch):
+    """No draft is named but the target, which has it; the script of transformers is run as it is."""
+    own = Deployment(replace(HUB, method="head", draft=HUB.target), 3, "bf16", head=HUB.target, mtp=True)
+    command = words(vllm(own).command)
+    config = json.loads(command[command.index("--speculative-config") + 1])
+    assert config == {"method": "mtp", "num_speculative_tokens": 3}
+    options = dict(pairwise(words(sglang(own).command)))
+    assert (options["--speculative-algorithm"], options["--speculative-num-draft-tokens"]) == ("EAGLE", "4")
+    assert "--speculative-draft-model-path" not in options
+    *conversions, serve = llama_cpp(own).command.replace(" \\\n   ", "").splitlines()
+    assert len(conversions) == 1 and "--spec-type draft-mtp --spec-draft-n-max 3" in serve and "-md" not in serve
+    monkeypatch.setattr("app.tune.production._place", lambda name, role: mtp_folder)
+    script = transformers(replace(own, precision="fp32", settings=replace(own.settings, max_new_tokens=6)))
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written):
+        exec(compile(script.command, "recipe", "exec"), {})
+    assert written.getvalue().startswith("Your prompt") and "use_mtp=True" in script.command
 
 
 def test_where_each_engine_counts_is_said():

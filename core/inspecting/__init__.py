@@ -140,7 +140,7 @@ def inspect_pair(
     if drafts_for_itself(ours.preview, draft):
         theirs, likeness = size_up_mtp(ours), describe_mtp(ours.preview)
     elif draft is not None and (head := preview_head(draft)):
-        theirs = size_up_head(head, place)
+        theirs = size_up_head(head, place, draft_precision)
         likeness = compare_head(ours.preview, head)
     elif draft is not None:
         theirs = size_up(preview(draft, "draft"), place, precision if draft_precision == "auto" else draft_precision)

@@ -16,7 +16,7 @@ from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.loading import find_file
-from core.loading.head import anywhere, best_precision, fitting_layers
+from core.loading.head import anywhere, fitting_layers, head_precision
 from core.loading.hub import cached, local_folder
 from core.loading.memory import Weights
 from core.loading.pair import LEAST_SHARED, token_bytes
@@ -198,8 +198,8 @@ def _described(config: dict[str, Any], headers: dict[str, Header], name: str) ->
     return describe(config, {key: header.shape for key, header in headers.items()}, name)
 
 
-def size_up_head(found: HeadPreview, device: torch.device) -> SizedHead:
-    precision = best_precision(anywhere(found.description), device)
+def size_up_head(found: HeadPreview, device: torch.device, asked: str = "auto") -> SizedHead:
+    precision = head_precision(anywhere(found.description), device, asked)
     floats = {k: h.shape for k, h in found.headers.items() if h.dtype.startswith(("F", "BF"))}
     sizes = {name: math.prod(shape) * _bytes_each(name, shape, precision) for name, shape in floats.items()}
     total, counted = sum(sizes.values()), sum(map(math.prod, floats.values()))

@@ -98,7 +98,9 @@ def load_pair(
         )
         if head is None:
             sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
-    beside = 0 if head is None or draft_name is None else bytes_needed(draft_name, head, device)
+    beside = (
+        0 if head is None or draft_name is None else bytes_needed(draft_name, head, device, settings.draft_precision)
+    )
     if own:
         beside = mtp_bytes(target_name, sources[0].folder, sources[0].config, sources[0].format.dtype)
     placement = _find_room(sources, device, make_room, beside)
@@ -107,12 +109,12 @@ def load_pair(
         pair = _ready(models, costs or {}, dynamic)
         if head is not None and draft_name is not None:
             progress(f"Reading {draft_name}")
-            pair.head = load_head(draft_name, head, pair.target)
+            pair.head = load_head(draft_name, head, pair.target, settings.draft_precision)
         elif own:
             progress(f"Reading the MTP layer of {target_name}")
             pair.head = load_mtp(target_name, pair.target)
         elif folder := bundled_head(pair.target):
-            pair.head = load_head(folder.name, folder, pair.target)
+            pair.head = load_head(folder.name, folder, pair.target, settings.draft_precision)
         if stop():
             raise Cancelled
         if measure:

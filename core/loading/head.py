@@ -19,7 +19,7 @@ from core.heads.checkpoint import Description, bytes_in_memory, describe_head, i
 from core.heads.mtp import MtpHead
 from core.heads.runner import REPEATS, AnyHead, HeadCosts, HeadRunner, time_head
 from core.loading.model import Model
-from core.loading.precision import DTYPES, POCKET
+from core.loading.precision import DTYPES, POCKET, choose_format
 from core.runners.products import fast_int4
 from core.settings import HEAD, MTP
 
@@ -71,12 +71,12 @@ def head_folder(folder: Path) -> Path | None:
     return folder if is_head(read_config(folder)) else None
 
 
-def load_head(name: str, folder: Path, target: Model, precision: str | None = None) -> Head:
+def load_head(name: str, folder: Path, target: Model, precision: str = "auto") -> Head:
     """The head of a folder for this target. Raises UserError where it is none, or one for another target."""
     found = describe_head(folder, name)
     candidates = check_target(found, name, target)
     config = found.config(candidates[0])
-    precision = precision or best_precision(config, target.device)
+    precision = head_precision(config, target.device, precision)
     network = load_weights(folder, name, config, DTYPES[precision], target.device)
     fused = fused_head(network, target, precision)
     notes = settle_layers(fused, target, candidates) if len(candidates) > 1 else []
@@ -97,10 +97,20 @@ def best_precision(config: HeadConfig, device: torch.device) -> str:
     return "int4" if device.type == "cpu" and fast_int4() and fits_int4(config) else "fp32"
 
 
-def bytes_needed(name: str, folder: Path, device: torch.device) -> int:
+def head_precision(config: HeadConfig, device: torch.device, asked: str) -> str:
+    """The precision asked for, auto being the best. Raises UserError where a head cannot be had in it here."""
+    best = best_precision(config, device)
+    if asked in ("auto", best):
+        return best
+    if asked in ("nf4", "int4"):
+        raise UserError(f"A trained head cannot be had in {asked} here; choose auto, bf16 or fp32 for the draft.")
+    return choose_format(asked, device, None).precision
+
+
+def bytes_needed(name: str, folder: Path, device: torch.device, precision: str = "auto") -> int:
     """What loading the head of a folder takes at most. Raises UserError where it is none."""
     config = anywhere(describe_head(folder, name))
-    return bytes_in_memory(folder, name, DTYPES[best_precision(config, device)])
+    return bytes_in_memory(folder, name, DTYPES[head_precision(config, device, precision)])
 
 
 def anywhere(found: Description) -> HeadConfig:

@@ -185,6 +185,10 @@ def test_a_head_is_inspected_before_it_is_loaded(target, tmp_path, width, precis
     found = inspect_pair(target, head, device="cpu", precision="fp32")
     pair = load_pair(settings(target, head))
     assert found.draft.precision == pair.head.precision == (precision if fast_int4() else "fp32")
+    asked = load_pair(settings(target, head, draft_precision="bf16")).head
+    assert asked.precision == "bf16" == inspect_pair(target, head, device="cpu", draft_precision="bf16").draft.precision
+    with pytest.raises(UserError, match="cannot be had in nf4 here; choose auto, bf16 or fp32"):
+        load_pair(settings(target, head, draft_precision="nf4"))
     assert (found.draft.model_type, found.draft.layers) == ("EAGLE-3 head", 1)
     assert found.draft.parameters == pair.head.parameter_count()
     assert found.draft.weight_bytes == pair.head.weight_bytes()

@@ -332,7 +332,7 @@ class Settings:
         Spec(
             "Draft precision",
             "The draft may be in another precision than the target: a small draft is often faster in 16 bits. Auto: as "
-            "the target.",
+            "the target; a trained head takes what is fastest.",
             choices={**PRECISIONS, "auto": "as the target"},
             of_models=True,
         ),

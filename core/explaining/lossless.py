@@ -18,7 +18,7 @@ from torch import Tensor
 
 from core.decoding import take_step
 from core.drafting import Drafter
-from core.drafting.build import build_drafter
+from core.drafting.build import build_drafter, settle_method
 from core.drafting.ngram import NgramDrafter
 from core.errors import Cancelled, UserError
 from core.lanes import check_settings, open_lane
@@ -134,6 +134,7 @@ def check_law(
     They continue the prompt, and of `run` (if any) the part of its output after which the target is least certain.
     `broken`: on purpose, take every draft without judging it, to see that the check notices.
     """
+    settings = settle_method(pair, settings)
     sampling = Sampling.of(settings)
     if sampling.greedy:
         raise UserError("Greedy decoding draws nothing; choose a temperature above 0 to check the law.")

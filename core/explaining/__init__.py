@@ -113,9 +113,12 @@ def _children(parents: Sequence[int | None], node: int | None) -> tuple[int, ...
     return tuple(i for i, parent in enumerate(parents) if parent == node)
 
 
+FIXED = "; the cache is read up to a fixed reach, past the text masked"
+
+
 def trace_pass(geometry: Geometry, cached: int, fed: int, tree: bool = False) -> Iterator[TracedTensor]:
     """The tensors of a target pass over `fed` tokens behind `cached` ones, in the order they are made."""
-    return (_fused_pass if geometry.runner == "fused" else _pass)(geometry, cached, fed, tree)
+    return (_fused_pass if geometry.runner.startswith("fused") else _pass)(geometry, cached, fed, tree)
 
 
 def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
@@ -131,7 +134,7 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
     for p in _of(g, "in"):
         yield TracedTensor("layer", p.name, (1, n, p.out), d, _projected(p.name))
     yield TracedTensor("layer", "queries", (1, g.heads, n, g.head_size), d, f"split over {g.heads} heads")
-    yield from _cache(g, total, "; the cache is read up to a fixed reach, past the text masked" if static else "")
+    yield from _cache(g, total, FIXED if static else "")
     yield TracedTensor(
         "layer",
         "scores",
@@ -157,9 +160,12 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
 
 
 def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
-    """core.runners.fused: no batch dimension; q, k and v are one product, gate and up another; queries that share a
-    key head are rows of one matrix."""
+    """core.runners.fused and static_layers: no batch dimension; q, k and v are one product, gate and up another;
+    queries that share a key head are rows of one matrix. On captured passes the cache has a fixed reach."""
     n, total, d = fed, cached + fed, g.dtype
+    static = g.runner != "fused"
+    if static:
+        total = reach(total, g.longest)
     group = g.heads // g.kv_heads
     inner = [p.out for p in _of(g, "mlp")]
     entering = (g.heads + 2 * g.kv_heads) * g.head_size
@@ -170,12 +176,12 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
     yield TracedTensor(
         "layer", "queries", (1, g.kv_heads, group * n, g.head_size), d, f"split over {g.heads} heads{shared}"
     )
-    yield from _cache(g, total)
+    yield from _cache(g, total, FIXED if static else "")
     yield TracedTensor(
         "layer", "scores", (1, g.kv_heads, group * n, total), d, "each fed token against every key", stored=False
     )
     yield TracedTensor(
-        "layer", "mask", (group * n, total), d, "who may see whom, once for every query head of a group", n > 1 or tree
+        "layer", "mask", (group * n, total), d, "who may see whom, once for every query head of a group", n > 1 or tree or static
     )
     yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
     yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")

@@ -27,8 +27,8 @@ from core.costs.rounds import RoundCosts, exit_costs
 from core.runners.architecture import FusedNetwork, why_not
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
-from core.runners.graph import GraphRunner
-from core.runners.graph import why_not as why_not_graph
+from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
+from core.runners.static_layers import StaticNetwork
 
 AnyRunner = DynamicRunner | FusedRunner | GraphRunner
 
@@ -64,21 +64,34 @@ class Model:
     origin: str | None = None
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
-    _fused: FusedNetwork | None = field(default=None, repr=False)
+    _fused: FusedNetwork | StaticNetwork | None = field(default=None, repr=False)
     _parameters: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        """Choose the kind of runner: on a CPU the fused forward, on CUDA captured passes, where they apply; else
-        transformers' own forward, with the reason."""
+        """Choose the kind of runner: on a CPU the fused forward, on CUDA captured passes of it, where they apply; else
+        transformers' own forward, captured if that can be, with the reason."""
         self._parameters = published_count(self.network)
-        on_cpu = self.device.type == "cpu"
-        if reason := (why_not if on_cpu else why_not_graph)(self.network):
+        if self.device.type != "cpu":
+            self._capture_passes()
+        elif reason := why_not(self.network):
+            self.fall_back(reason)
+        else:
+            self.runner_kind = FusedRunner.kind
+            self._fused = FusedNetwork(self.network, self.precision == "int4")
+            if where := self._unlike_transformers(self._fused):
+                self.fall_back(f"the fused forward changes the model's answers, at {where}")
+
+    def _capture_passes(self) -> None:
+        if reason := why_not_device(self.network):
             self.fall_back(reason)
             return
-        self.runner_kind = FusedRunner.kind if on_cpu else GraphRunner.kind
-        self._fused = FusedNetwork(self.network, self.precision == "int4") if on_cpu else None
-        if self._fused and (where := self._unlike_transformers(self._fused)):
-            self.fall_back(f"the fused forward changes the model's answers, at {where}")
+        found = fused_for(self.network, self.precision == "int4")
+        if isinstance(found, StaticNetwork):
+            self.runner_kind, self._fused = GraphRunner.fused_kind, found
+        elif reason := why_not_static(self.network):
+            self.fall_back(reason)
+        else:
+            self.runner_kind = f"{GraphRunner.kind} ({found})"
 
     def _unlike_transformers(self, fused: FusedNetwork) -> str | None:
         ours = FusedRunner(fused, self.vocab_size, capacity=16)
@@ -110,10 +123,19 @@ class Model:
         finally:
             runner.reset()
             if isinstance(runner, GraphRunner) and runner.failure:
-                self.fall_back(runner.failure)
+                self._give_up(runner, runner.failure)
             with self._lock:
                 if len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
                     self._idle.append(runner)
+
+    def _give_up(self, runner: GraphRunner, reason: str) -> None:
+        """After a failed capture: transformers' own modules instead of the fused forward, and if theirs cannot be
+        captured, eagerly."""
+        if not runner.fused:
+            self.fall_back(reason)
+        elif self._fused is runner.fused:
+            self.runner_kind, self._fused = f"{GraphRunner.kind} (of the fused forward, {reason})", None
+            self.drop_idle()
 
     def fall_back(self, reason: str) -> None:
         """From the next lease on, transformers' own forward."""
@@ -127,10 +149,10 @@ class Model:
             self._idle.clear()
 
     def _new_runner(self) -> AnyRunner:
-        if self._fused:
+        if isinstance(self._fused, FusedNetwork):
             return FusedRunner(self._fused, self.vocab_size)
-        if self.runner_kind == GraphRunner.kind:
-            return GraphRunner(self.network, self.vocab_size, limit=self.context_length)
+        if self._fused or self.runner_kind.startswith(GraphRunner.kind):
+            return GraphRunner(self.network, self.vocab_size, limit=self.context_length, fused=self._fused)
         return DynamicRunner(self.network, self.vocab_size)
 
     def weight_bytes(self) -> int:

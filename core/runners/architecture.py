@@ -23,9 +23,14 @@ def why_not(network: Any) -> str | None:
     """None where the fused forward can run the network, else the reason."""
     if next(network.parameters()).device.type != "cpu":
         return "the model is not on a CPU"
+    return why_not_weights(network, packed=True)
+
+
+def why_not_weights(network: Any, packed: bool = False) -> str | None:
+    """The same without asking for the device; `packed`: 4 bits have to be in the layout of a CPU's kernel."""
     if reason := why_not_family(network.config):
         return reason
-    if any(not fusable(module) for module in network.modules()):
+    if any(not fusable(module, packed) for module in network.modules()):
         return "the weights are quantised in a format there is no fused kernel for"
     return None
 
@@ -56,21 +61,26 @@ def activation_of(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or config.hidden_act
 
 
-def fusable(module: Any) -> bool:
-    """Whether a layer's weight is of floats, or of 4 bits that bitsandbytes packs for its kernel on this CPU."""
+def fusable(module: Any, packed: bool) -> bool:
+    """Whether a layer's weight is of floats, or of 4 bits of bitsandbytes; `packed`: for its kernel on this CPU."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.is_floating_point():
         return True
-    return hasattr(weight, "quant_state") and module.support_avx512bf16_for_cpu
+    return hasattr(weight, "quant_state") and (not packed or module.support_avx512bf16_for_cpu)
+
+
+def scale_of(module: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """What a norm of transformers multiplies by, in a type, and its epsilon."""
+    weight = module.weight.to(dtype)
+    if type(module).__name__.startswith("Gemma"):
+        weight = 1 + weight
+    return weight, getattr(module, "variance_epsilon", None) or module.eps
 
 
 def norm_of(module: Any, work: torch.dtype) -> Norm:
     """A norm of transformers in the working type."""
-    weight = module.weight.to(work)
+    weight, eps = scale_of(module, work)
     width = len(weight)
-    if type(module).__name__.startswith("Gemma"):
-        weight = 1 + weight
-    eps = getattr(module, "variance_epsilon", None) or module.eps
     return Norm(weight * math.sqrt(width), torch.tensor([math.sqrt(width * eps)], dtype=work))
 
 
@@ -83,44 +93,64 @@ class Attending:
     scaling: float
 
 
-def layer_of(layer: Any, kind: int, int4: bool, work: torch.dtype) -> Layer:
-    """One decoder layer of transformers over fused weights; `int4` quantises them."""
-    attention, mlp = layer.self_attn, layer.mlp
+def norms_of(layer: Any) -> list[Any]:
+    """The norms of a decoder layer of transformers, None where it has none: before and after attention, before and
+    after mlp, of queries and of keys."""
     names = ("input_layernorm", None, "post_attention_layernorm", None)
     if hasattr(layer, "post_feedforward_layernorm"):
         before = ("input_layernorm", "pre_feedforward_layernorm")
         names = (before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm")
     norms = [getattr(layer, name, None) if name else None for name in names]
-    norms += [getattr(attention, f"{part}_norm", None) for part in "qk"]
+    return norms + [getattr(layer.self_attn, f"{part}_norm", None) for part in "qk"]
+
+
+def layer_of(layer: Any, kind: int, int4: bool, work: torch.dtype) -> Layer:
+    """One decoder layer of transformers over fused weights; `int4` quantises them."""
+    attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         kind,
         fuse(attention, ("q_proj", "k_proj", "v_proj"), int4),
         fuse(attention, ("o_proj",), int4),
         fuse(mlp, ("gate_proj", "up_proj"), int4),
         fuse(mlp, ("down_proj",), int4),
-        *(None if norm is None else norm_of(norm, work) for norm in norms),
+        *(None if norm is None else norm_of(norm, work) for norm in norms_of(layer)),
     )
 
 
-class FusedNetwork:
-    """The fused weights of a model, shared by all its runners; `work` is the type between the products: float32 where
-    the weights have 16 bits or fewer. `int4` quantises the decoder's weights and the head."""
+class Build:
+    """What every fused forward knows of a model: its sizes, its kinds of attention and which of them each layer is."""
 
-    def __init__(self, network: Any, int4: bool = False) -> None:
-        config = network.config
-        decoder = network.model
-        self.embedding: Tensor = decoder.embed_tokens.weight
-        self.dtype = self.embedding.dtype
-        self.work = torch.float32 if self.dtype.itemsize == 2 else self.dtype
-        self.kinds, of_layer = kinds_of(config, decoder.rotary_emb)
-        layers = [layer_of(layer, kind, int4, self.work) for layer, kind in zip(decoder.layers, of_layer)]
-        self.depth = len(layers)
-        head = fuse(network, ("lm_head",), int4)
+    def __init__(self, network: Any) -> None:
+        config, decoder = network.config, network.model
         attention = decoder.layers[0].self_attn
+        self.embedding: Tensor = decoder.embed_tokens.weight
+        self.embedding_scale: Tensor | None = getattr(decoder.embed_tokens, "embed_scale", None)
+        self.dtype = self.embedding.dtype
+        self.kinds, self.of_layer = kinds_of(config, decoder.rotary_emb)
+        self.depth = len(decoder.layers)
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self.head_size: int = attention.head_dim
         self.width: int = config.hidden_size
+        self.scale: float = attention.scaling
+        self.silu = activation_of(config) == "silu"
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The rows [n, width] of the embedding table for ids [n]."""
+        rows = F.embedding(ids, self.embedding)
+        return rows if self.embedding_scale is None else rows * self.embedding_scale.to(self.dtype)
+
+
+class FusedNetwork(Build):
+    """The fused weights of a model on a CPU, shared by all its runners; `work` is the type between the products:
+    float32 where the weights have 16 bits or fewer. `int4` quantises the decoder's weights and the head."""
+
+    def __init__(self, network: Any, int4: bool = False) -> None:
+        super().__init__(network)
+        decoder = network.model
+        self.work = torch.float32 if self.dtype.itemsize == 2 else self.dtype
+        layers = [layer_of(layer, kind, int4, self.work) for layer, kind in zip(decoder.layers, self.of_layer)]
+        head = fuse(network, ("lm_head",), int4)
         made = Nf4Layers if any(weight.kind == "nf4" for weight in layers[0][1:5]) else Layers
         self.as_written = made(
             layers,
@@ -128,19 +158,15 @@ class FusedNetwork:
             head,
             self.heads,
             self.kv_heads,
-            attention.scaling,
-            activation_of(config) == "silu",
+            self.scale,
+            self.silu,
             self.dtype,
         )
         self.layers = compiled(self.as_written)
-        self.embedding_scale: Tensor | None = getattr(decoder.embed_tokens, "embed_scale", None)
 
     def embed(self, ids: Tensor) -> Tensor:
         """The residual stream [n, width] of ids [n], in the working type."""
-        rows = F.embedding(ids, self.embedding)
-        if self.embedding_scale is not None:
-            rows = rows * self.embedding_scale.to(self.dtype)
-        return rows.to(self.work)
+        return super().embed(ids).to(self.work)
 
 
 def kinds_of(config: Any, rotary: Any) -> tuple[list[Attending], list[int]]:

@@ -1,6 +1,7 @@
 """A runner whose passes are captured as CUDA graphs: a pass then costs its bytes, not its hundreds of kernel launches.
 
-One graph per number of fed tokens and reach of the attention, captured when first needed, kept with the runner. A
+What is captured is the fused forward (`core.runners.static_layers`) where there is one for the model, and where it has
+been found to answer as transformers does; elsewhere transformers' own modules. One graph per number of fed tokens and reach of the attention, captured when first needed, kept with the runner. A
 graph replays on the addresses it was captured on, so keys, values and inputs stay where they are
 (`core.runners.static_cache`) and whatever changes between replays is written there before. Off CUDA, and where a
 capture fails, the same passes run eagerly: the results are the same.
@@ -9,7 +10,7 @@ capture fails, the same passes run eagerly: the results are the same.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 
 from core.clock import off_the_clock, synchronise, timed_pass
 from core.errors import first_line
+from core.runners import architecture
 from core.runners.architecture import rotations
 from core.runners.dynamic import DynamicRunner, early_exit_network, unlike
 from core.runners.features import Features, Tap
 from core.runners.static_cache import Inputs, StaticStore, run_pass
+from core.runners.static_layers import FusedPass, StaticNetwork
 
 CAPTURED_AT_ONCE, NEWEST = 17, 2
 """Passes over up to this many tokens (the longest automatic draft and the newest token) are captured when first fed if
@@ -30,6 +33,9 @@ trees, the chunks of a prompt and what is left over of it are captured only when
 LONGEST_CAPTURED = 80
 MOST_CAPTURED = 96
 """Of one network; more stay eager. Rounds need 17 for every doubling of the text, and as many for their trees."""
+Forward = Callable[[StaticStore, Inputs, int], tuple[Tensor, Tensor | None]]
+"""Feeds the inputs where the window stands: logits [rows, padded vocab] and the features [n, …] of a pass that notes
+them. Captured as it is, or run eagerly."""
 CHANGING = ("dynamic", "longrope")
 """Kinds of rotary positions that a model computes anew, on the host, where the text has grown."""
 ATTENTION = {"full_attention", "sliding_attention"}
@@ -37,48 +43,75 @@ ATTENTION = {"full_attention", "sliding_attention"}
 
 def why_not(network: Any) -> str | None:
     """None where passes of this network can be captured, as far as one can tell before trying; else the reason."""
+    return why_not_device(network) or why_not_static(network)
+
+
+def why_not_device(network: Any) -> str | None:
+    """The same, as far as the device tells."""
     devices = {parameter.device for parameter in network.parameters()}
     if len(devices) > 1:
         return f"the model is spread over {len(devices)} devices"
     device = devices.pop()
     if device.type != "cuda":
         return f"CUDA graphs need a CUDA device, not {device.type}"
-    return why_not_static(network)
+    return None
 
 
-def why_not_static(network: Any) -> str | None:
-    """None where a static cache gives this network's own answers, found out by asking it; else the reason."""
+def why_not_static(network: Any, fused: StaticNetwork | None = None) -> str | None:
+    """None where a static cache, and with `fused` the fused forward over it, gives this network's own answers, found
+    out by asking it; else the reason."""
     config = network.config.get_text_config(decoder=True)
     if odd := sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION):
         return f"the model has {odd[0].replace('_', ' ')} layers"
     if changing := [kind for kind in rotations(config) if kind in CHANGING]:
         return f"the model's rotary positions are of the kind {changing[0]}, which change with the length of the text"
+    way = "the fused forward" if fused else "a static cache"
     try:
-        static = GraphRunner(network, config.vocab_size, 16, eager=True)
+        static = GraphRunner(network, config.vocab_size, 16, eager=True, fused=fused)
         where = unlike(DynamicRunner(network, config.vocab_size), static, config.vocab_size)
     except Exception as error:  # whatever a model's code does with a cache it does not know
-        return f"the model does not work on a static cache: {first_line(error, 160)}"
-    return f"a static cache changes the model's answers, at {where}" if where else None
+        return f"the model does not work on {way}: {first_line(error, 160)}"
+    return f"{way} changes the model's answers, at {where}" if where else None
+
+
+def fused_for(network: Any, int4: bool = False) -> StaticNetwork | str:
+    """The fused forward of a network over a static cache where it answers as transformers does; else the reason.
+    `int4` quantises the weights, for both."""
+    if reason := architecture.why_not_weights(network):
+        return reason
+    try:
+        fused = StaticNetwork(network, int4)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a build that its config does not tell of
+        return f"the model cannot be fused: {first_line(error, 160)}"
+    return why_not_static(network, fused) or fused
 
 
 class GraphRunner:
-    """One static key/value cache over a model; implements `core.runners.dynamic.Runner`.
+    """One static key/value cache over a model; implements `core.runners.Runner`.
 
-    `limit` bounds the doubling of the capacity; `failure` is the reason in words after a capture failed, when passes
-    have gone on eagerly.
+    Passes run by `fused`, or without it by transformers' modules. `limit` bounds the doubling of the capacity;
+    `failure` is the reason in words after a capture failed, when passes have gone on eagerly.
     """
 
-    kind = "graph"
+    kind, fused_kind = "graph", "fused-graph"
 
     def __init__(
-        self, network: nn.Module, vocab_size: int, capacity: int = 512, limit: int | None = None, eager: bool = False
+        self,
+        network: nn.Module,
+        vocab_size: int,
+        capacity: int = 512,
+        limit: int | None = None,
+        eager: bool = False,
+        fused: StaticNetwork | None = None,
     ) -> None:
         self._network = network
+        self.fused = fused
+        self.kind = self.fused_kind if fused else GraphRunner.kind
         self.vocab_size = vocab_size
         self._store = StaticStore(network, capacity, limit)
         self.device = self._store.device
         self._eager = eager or self.device.type != "cuda"
-        self._passes: dict[Any, Passes] = {None: self._new_passes(network)}
+        self._passes: dict[Any, Passes] = {None: self._new_passes(None)}
         """By what a pass runs: all layers (None), the first so many, or all with the features of some (a tuple)."""
         self._length = self._fed = 0
         self._features: Features | None = None
@@ -110,8 +143,7 @@ class GraphRunner:
         """From now on, until `reset`, keep the hidden states at these boundaries for every token fed."""
         self._features = Features(layers, self._length)
         if self._features.layers not in self._passes:
-            tap = Tap(self._network, layers)
-            self._passes[self._features.layers] = self._new_passes(tap.network, tap)
+            self._passes[self._features.layers] = self._new_passes(self._features.layers)
         return self._features
 
     def truncate(self, length: int) -> None:
@@ -131,7 +163,7 @@ class GraphRunner:
     def view(self, layers: int) -> GraphView:
         """The first `layers` layers as a runner of their own, over the same weights, keys and values."""
         if layers not in self._passes:
-            self._passes[layers] = self._new_passes(early_exit_network(self._network, layers))
+            self._passes[layers] = self._new_passes(layers)
         return GraphView(self, layers)
 
     def reset(self) -> None:
@@ -149,8 +181,17 @@ class GraphRunner:
         logits, features = self._passes[layers](ids, start, parents, rows or len(ids))
         return logits[:, : self.vocab_size], features
 
-    def _new_passes(self, network: nn.Module, tap: Tap | None = None) -> Passes:
-        return Passes(network, self._store, self._eager, tap)
+    def _new_passes(self, what: int | tuple[int, ...] | None) -> Passes:
+        layers, noted = (None, what) if isinstance(what, tuple) else (what, ())
+        forward: Forward
+        if self.fused:
+            forward = FusedPass(self.fused, layers, noted)
+        elif noted:
+            tap = Tap(self._network, noted)
+            forward = ModulesPass(tap.network, tap)
+        else:
+            forward = ModulesPass(self._network if layers is None else early_exit_network(self._network, layers))
+        return Passes(forward, self._store, self._eager)
 
 
 class GraphView:
@@ -183,12 +224,22 @@ class GraphView:
         raise NotImplementedError("an early-exit view drafts chains; the target's runner keeps the verified path")
 
 
-class Passes:
-    """The passes of one network over a static cache, replayed where they are captured and eager elsewhere."""
+class ModulesPass:
+    """A pass through transformers' own modules; `tap` tells the hidden states of a tapped network."""
 
-    def __init__(self, network: nn.Module, store: StaticStore, eager: bool, tap: Tap | None = None) -> None:
-        self._network = network
-        self._tap = tap
+    def __init__(self, network: nn.Module, tap: Tap | None = None) -> None:
+        self._network, self._tap = network, tap
+
+    def __call__(self, store: StaticStore, inputs: Inputs, rows: int) -> tuple[Tensor, Tensor | None]:
+        logits = run_pass(self._network, store, inputs, rows)
+        return logits, self._tap.rows() if self._tap else None
+
+
+class Passes:
+    """The passes of one forward over a static cache, replayed where they are captured and eager elsewhere."""
+
+    def __init__(self, forward: Forward, store: StaticStore, eager: bool) -> None:
+        self._forward = forward
         self._store = store
         self._eager = eager
         self._captured: dict[tuple[int, int, bool], Captured] = {}
@@ -199,7 +250,7 @@ class Passes:
     def __call__(
         self, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Feed ids [n] at position `start`; the last `rows` rows of logits and, of a tapped network, the features of
+        """Feed ids [n] at position `start`; the last `rows` rows of logits and, where they are noted, the features of
         all rows, the caller's to keep."""
         n, store = len(ids), self._store
         store.window.start.fill_(start)
@@ -209,8 +260,7 @@ class Passes:
             # The next replay of any graph of the pool may overwrite them.
             logits, features = captured.replay(ids, parents)
             return logits[n - rows :].clone(), None if features is None else features.clone()
-        logits = run_pass(self._network, store, Inputs(ids, parents), rows)
-        return logits, self._tap.rows() if self._tap else None
+        return self._forward(store, Inputs(ids, parents), rows)
 
     def forget(self) -> None:
         """The addresses have changed: captured passes are void."""
@@ -235,9 +285,7 @@ class Passes:
                 if self._side is None:
                     self._side = torch.cuda.Stream(self._store.device), torch.cuda.graph_pool_handle()
                 with off_the_clock(self._store.device):
-                    self._captured[key] = Captured(
-                        self._network, self._store, Inputs(ids, parents), self._tap, *self._side
-                    )
+                    self._captured[key] = Captured(self._forward, self._store, Inputs(ids, parents), *self._side)
             except Exception as error:  # a kernel that synchronises, no memory left …: eager passes still work
                 self.failure = f"its passes cannot be captured: {first_line(error, 160)}"
                 self.forget()
@@ -248,9 +296,7 @@ class Passes:
 class Captured:
     """One pass as a CUDA graph, with the inputs and the output at their fixed addresses."""
 
-    def __init__(
-        self, network: nn.Module, store: StaticStore, inputs: Inputs, tap: Tap | None, stream: Any, pool: Any
-    ) -> None:
+    def __init__(self, forward: Forward, store: StaticStore, inputs: Inputs, stream: Any, pool: Any) -> None:
         self._inputs = inputs
         self._graph = torch.cuda.CUDAGraph()
         n = len(inputs.ids)
@@ -258,21 +304,20 @@ class Captured:
         # The outer context puts the stream back even where ending a failed capture raises.
         with torch.cuda.stream(stream):
             # Libraries set themselves up and choose their kernels outside the capture.
-            run_pass(network, store, inputs, n)
+            forward(store, inputs, n)
             with _waiting_refused():
-                run_pass(network, store, inputs, n)
+                forward(store, inputs, n)
             # thread_local: other threads may be using the device meanwhile.
             with (
                 _workspaces_of_its_own(),
                 torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
-                self._logits = run_pass(network, store, inputs, n)
-                self._features = tap.rows() if tap else None
+                self._logits, self._features = forward(store, inputs, n)
         torch.cuda.current_stream(store.device).wait_stream(stream)
         self._graph.replay()  # the first replay also moves the graph to the device
 
     def replay(self, ids: Tensor, parents: Sequence[int] | None) -> tuple[Tensor, Tensor | None]:
-        """Logits [n, padded vocab] and the features [n, …] of a tapped network, good until the next replay."""
+        """Logits [n, padded vocab] and the features [n, …] that are noted, good until the next replay."""
         self._inputs.set(ids, parents)
         self._graph.replay()
         return self._logits, self._features

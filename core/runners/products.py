@@ -1,8 +1,8 @@
-"""Products of a few rows with a weight on a CPU, in the layout whose kernel is the fastest there.
+"""Products of a few rows with a weight, in the layout whose kernel is the fastest on the device.
 
 Linear layers of the same input become one product. Floats of 32 bits stay as they are, and the layers become views of
-the fused weight. 16 bits are put into the blocks that oneDNN would otherwise make in every pass; 4 bits into those of
-PyTorch's own kernel. Such blocks cannot be cut, so there the layers become shares of the product, and a network goes on
+the fused weight; so do those of 16 bits on a GPU. On a CPU 16 bits are put into the blocks that oneDNN would otherwise
+make in every pass; 4 bits into those of PyTorch's own kernel for the device. Such blocks cannot be cut, so there the layers become shares of the product, and a network goes on
 working under transformers' own forward, from one copy of its weights.
 
 In 4 bits, groups of a row's neighbours share a scale and a zero: a weight is (code - 8) * scale + zero, codes 0 … 15,
@@ -13,17 +13,22 @@ beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from core.errors import first_line
 from core.runners.layers import Weight
 
 GROUP = 32
 """Weights that share a scale: 4.5 bits a weight with 64, 5 with 32, and as fast; the quality is that of 32."""
 ROWS = 16
-"""PyTorch's kernel for 4 bits takes weights whose rows are a multiple of this."""
+"""PyTorch's kernels for 4 bits take weights whose rows are a multiple of this; on CUDA of 8."""
+TILES = (8, 4, 2)
+"""How many tiles of 16 columns the CUDA kernel may put together; more is faster."""
 
 Fused = TypeVar("Fused", bound=nn.Module)
 
@@ -42,11 +47,68 @@ def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Weight:
     if has_blocks(weight.dtype):
         product = _share(owner, names, Blocks(weight, bias))
         return Weight("blocks", product.weight, product.bias)
+    _make_views(linears, weight)
+    return Weight("dense", weight.detach(), bias)
+
+
+def _make_views(linears: Sequence[Any], weight: Tensor) -> None:
+    """Let layers have their parts of a weight they were fused into, so that it lies in memory once."""
     start = 0
     for linear in linears:
-        linear.weight.data = weight[start : start + linear.out_features]
-        start += linear.out_features
-    return Weight("dense", weight.detach(), bias)
+        linear.weight.data = weight[start : start + linear.weight.shape[0]]
+        start += linear.weight.shape[0]
+
+
+class Stacked:
+    """Linear layers of the same input on any device, as one product where their weights can be one: of floats, or what
+    the layers are shares of. Others, such as bitsandbytes' in 4 bits, are multiplied one by one."""
+
+    def __init__(self, linears: Sequence[Any]) -> None:
+        first = linears[0]
+        self._linears = linears
+        self._widths = [linear.out_features for linear in linears]
+        self._whole: Any = first.product if isinstance(first, Share) else None
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+        if self._whole is None and first.weight.is_floating_point():
+            self._bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
+            self._weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+            _make_views(linears, self._weight)
+            self._weight = self._weight.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rows [n, columns] times all of them: [n, rows of all], the caller's to write into."""
+        if self._weight is not None:
+            return F.linear(x, self._weight, self._bias)
+        if self._whole is not None:
+            return self._whole(x)
+        parts = [linear(x) for linear in self._linears]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def apart(self, x: Tensor) -> Sequence[Tensor]:
+        """The same, a tensor for each layer."""
+        if self._weight is None and self._whole is None:
+            return [linear(x) for linear in self._linears]
+        return self(x).split(self._widths, 1)
+
+    def add(self, x: Tensor, hidden: Tensor) -> None:
+        """Add the product of the only layer to `hidden` [n, rows]."""
+        if self._weight is not None and self._bias is None:
+            hidden.addmm_(x, self._weight.t())
+        else:
+            hidden.add_(self(x))
+
+
+def stack(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Stacked:
+    """The linear layers that `owner` has under these names, as one product where that can be; `int4` quantises them."""
+    linears: list[Any] = [getattr(owner, name) for name in names]
+    if int4 and not isinstance(linears[0], Share):
+        weight = torch.cat([linear.weight for linear in linears])
+        if group_for(*weight.shape):
+            bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+            _share(owner, names, Int4(weight, bias))
+            linears = [getattr(owner, name) for name in names]
+    return Stacked(linears)
 
 
 def has_blocks(dtype: torch.dtype) -> bool:
@@ -109,8 +171,38 @@ def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
     return ((groups - 8) * scale[..., None] + zero[..., None]).view(codes.shape)
 
 
+@cache
+def int4_obstacle(device: torch.device) -> str | None:
+    """Why 4 bits of PyTorch's kernel cannot be had on a device, found out by a product there; None where they can."""
+    if device.type not in ("cpu", "cuda"):
+        return "PyTorch's kernels for it are for CPUs and CUDA"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "there is no CUDA device here to try PyTorch's kernel for it on"
+    draws = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 128, generator=draws).to(device, torch.bfloat16) for n in (64, 3))
+    try:
+        found = Int4(weight)(x).float()
+    except (RuntimeError, NotImplementedError) as error:  # an older GPU, a build without the kernel
+        return f"PyTorch's kernel for it does not run here ({first_line(error, 100)})"
+    expected = x.float() @ dequantise(*quantise(weight, GROUP)).t()
+    wrong = not (found - expected).norm() < 0.02 * expected.norm()
+    return "PyTorch's kernel for it gives wrong numbers here" if wrong else None
+
+
+def _blocked(codes: Tensor) -> Tensor:
+    """Codes [rows, columns] in the order of the device's kernel; CUDA's takes two a byte, the even column high."""
+    if codes.device.type == "cpu":
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+    tiles = next(tiles for tiles in TILES if codes.shape[1] % (16 * tiles) == 0)
+    return torch.ops.aten._convert_weight_to_int4pack(pairs, tiles)
+
+
 class Int4(nn.Module):
-    """A weight in 4 bits; the order of the codes is that of this processor's instructions, so never saved."""
+    """A weight in 4 bits; the order of the codes is that of this processor's instructions, so never saved.
+
+    On CUDA up to 16 rows cost one tile of the tensor cores; hundreds, as a prompt has, cost several times what they
+    would in bf16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -118,13 +210,16 @@ class Int4(nn.Module):
         assert group is not None
         self.group = group
         codes, scales = quantise(weight, group)
-        self.weight = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1))
+        self.weight = nn.Buffer(_blocked(codes))
         self.scales = nn.Buffer(scales)
         self.bias = None if bias is None else nn.Buffer(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         # Not by way of torch.ops, which takes two microseconds more: as much as three small operations.
-        y = torch._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)  # type: ignore[attr-defined]
+        if x.is_cuda:
+            y = torch._weight_int4pack_mm(x, self.weight, self.group, self.scales)  # type: ignore[attr-defined]
+        else:
+            y = torch._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)  # type: ignore[attr-defined]
         return y if self.bias is None else y + self.bias
 
 

@@ -5,7 +5,7 @@ All layers write at one position that the runner states before each pass, so rol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,9 +82,18 @@ class StaticStore:
         layers = [StoredLayer(self.window, next(slices[keys]), next(slices[values])) for keys, values in self._shapes]
         self.cache = Cache(layers=layers)  # type: ignore[arg-type]
 
+    def layered(self) -> Tensor:
+        """All keys and values [layers, 2, heads, capacity, size], where all layers have the same shapes."""
+        (block,) = self._blocks
+        return block.view(-1, 2, *block.shape[1:])
+
     def masks(self, network: nn.Module, depth: Tensor, within: Tensor | None) -> Tensor | dict[str, Tensor]:
-        """The additive mask of the next pass, [1, 1, n, reach], one per kind of layer. No host value is asked
-        for, so a captured pass computes it anew at every replay.
+        """The mask of the next pass as transformers takes it, one per kind of layer."""
+        return mask_by_kind(network, self.additive(depth, within))
+
+    def additive(self, depth: Tensor, within: Tensor | None) -> Callable[[int | None], Tensor]:
+        """What makes the additive mask of the next pass [1, 1, n, reach] for layers of a window; None: of full
+        attention. No host value is asked for, so a captured pass computes it anew at every replay.
 
         depth [n]: position of each token after `start`; within [n, n] bool: which fed tokens each sees; None: a chain.
         """
@@ -105,7 +114,7 @@ class StaticStore:
             blank = torch.zeros(n, reach, dtype=self.dtype, device=self.device)
             return blank.masked_fill_(hidden, torch.finfo(self.dtype).min)[None, None]
 
-        return mask_by_kind(network, additive)
+        return additive
 
 
 class StoredLayer(StaticLayer):

@@ -3,6 +3,8 @@
 `test_caches.py`, `test_greedy.py` and `test_law.py` run over it too; here is what is its own.
 """
 
+from functools import cache
+
 import pytest
 import torch
 from tiny import ARCHITECTURES, VOCABULARY, random_model, random_prompt, target_of
@@ -13,10 +15,11 @@ from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.tree import TreeDrafter
 from core.loading.model import Model
+from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, why_not, why_not_static
 from core.runners.host import in_one_transfer, lists_on_host
-from core.runners.static_cache import run_pass
+from core.runners.static_layers import StaticNetwork
 from core.sampling import Sampling, Uniforms
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -110,11 +113,21 @@ def test_waiting_would_be_noticed(monkeypatch):
         assert waits.count == 1
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_same_logits_as_the_dynamic_runner(architecture):
+@cache
+def static_of(network):
+    return StaticNetwork(network)
+
+
+@pytest.mark.parametrize(
+    "architecture, fused",
+    [*((each, False) for each in ARCHITECTURES), *((each, True) for each in ARCHITECTURES if each in FAMILIES)],
+)
+def test_same_logits_as_the_dynamic_runner(architecture, fused):
     """A prompt past the first capacity and the attention window, a rollback, a tree, its path, and on."""
     network = target_of(architecture)
-    own, ours = DynamicRunner(network, VOCABULARY), GraphRunner(network, VOCABULARY, capacity=8)
+    own = DynamicRunner(network, VOCABULARY)
+    ours = GraphRunner(network, VOCABULARY, capacity=8, fused=static_of(network) if fused else None)
+    features = [runner.watch([0, 2, 1]) for runner in (own, ours)]
     prompt = torch.tensor(random_prompt(30))
     ids = prompt[: len(TREE)]
 
@@ -130,6 +143,7 @@ def test_same_logits_as_the_dynamic_runner(architecture):
     both(lambda runner: runner.feed(ids, TREE))
     both(lambda runner: runner.keep([0, 2, 5]))
     both(lambda runner: runner.feed(prompt[:1]))
+    torch.testing.assert_close(*(found.take(own.length) for found in features), **CLOSE)
     both(lambda runner: runner.view(1).feed(prompt[:3]))
 
 
@@ -248,10 +262,9 @@ class Traced:
     """Stands in for a CUDA graph on a CPU: the operations of one pass, recorded once with every number of the host
     baked in, and run again on the same tensors. What a pass asks of the host anew would be missing from it."""
 
-    def __init__(self, network, store, inputs, tap, stream, pool):
+    def __init__(self, forward, store, inputs, stream, pool):
         def one_pass():
-            logits = run_pass(network, store, inputs, len(inputs.ids))
-            return (logits, tap.rows()) if tap else (logits,)
+            return [found for found in forward(store, inputs, len(inputs.ids)) if found is not None]
 
         self._inputs = inputs
         self._graph = make_fx(one_pass)()
@@ -274,20 +287,28 @@ def traced(monkeypatch):
     def runner(network, **options):
         made = GraphRunner(network, VOCABULARY, **options)
         made._eager = False
-        made._passes = {None: made._new_passes(network)}
+        made._passes = {None: made._new_passes(None)}
         return made
 
     return runner
 
 
 @pytest.mark.parametrize(
-    "architecture, watched", [("llama", False), ("llama", True), ("gemma3_text", True), ("gpt2", False)]
+    "architecture, watched, fused",
+    [
+        ("llama", False, False),
+        ("llama", True, True),
+        ("gemma3_text", True, False),
+        ("gemma3_text", True, True),
+        ("gpt2", False, False),
+    ],
 )
-def test_a_recorded_pass_is_as_good_as_a_new_one(architecture, watched, traced):
+def test_a_recorded_pass_is_as_good_as_a_new_one(architecture, watched, fused, traced):
     """Recorded at one length, tree and text, replayed at others: positions, masks and slots follow the buffers, and so
     do the features."""
     network = target_of(architecture)
-    own, ours = DynamicRunner(network, VOCABULARY), traced(network, capacity=16)
+    own = DynamicRunner(network, VOCABULARY)
+    ours = traced(network, capacity=16, fused=static_of(network) if fused else None)
     features = [runner.watch([1, 2]) for runner in (own, ours)] if watched else []
     prompt = torch.tensor(random_prompt(60))
     trees = [TREE, [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 0, 0]]

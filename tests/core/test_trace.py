@@ -28,6 +28,7 @@ from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
 from core.runners.layers import Weight
+from core.runners.static_layers import StaticNetwork
 
 NAMED = ("llama", "qwen2", "gpt2")
 CACHED, FED = 11, 4
@@ -188,6 +189,28 @@ def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, paren
     assert told["layer", "mask"].stored == (seen["mask"] is not None)
     assert seen["mask"] in (None, told["layer", "mask"].shape)
     assert told["out", "logits"].shape == tuple(logits.shape)
+
+
+@pytest.mark.parametrize("cached, fed, parents", [(11, 4, None), (300, 1, None), (11, 4, [-1, 0, 0, 1])])
+def test_the_captured_fused_forward_is_traced_as_it_runs(cached, fed, parents, monkeypatch):
+    model = model_of("qwen3")
+    model.runner_kind = GraphRunner.fused_kind
+    told = traced(describe_geometry(model), cached, fed, parents is not None)
+    seen: dict[str, Any] = {}
+    attend = F.scaled_dot_product_attention
+
+    def attention(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+        seen.update(queries=tuple(q.shape), keys=tuple(k.shape), values=tuple(v.shape), mask=tuple(mask.shape[2:]))
+        return attend(q, k, v, mask, **options)
+
+    network: Any = random_model("qwen3", seed=7, dtype=torch.float32)
+    runner = GraphRunner(network, VOCABULARY, eager=True, fused=StaticNetwork(network))
+    ids = torch.tensor(random_prompt(cached + fed))
+    runner.feed(ids[:cached])
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    logits = runner.feed(ids[cached:], parents)
+    assert {name: told["layer", name].shape for name in seen} == seen
+    assert told["layer", "mask"].stored and told["out", "logits"].shape == tuple(logits.shape)
 
 
 def test_rows_judge_what_follows_them():

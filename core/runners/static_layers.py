@@ -1,0 +1,170 @@
+"""The fused forward over a static cache: the passes that CUDA graphs capture, in few kernels and without a host wait.
+
+A kernel that is replayed costs about two microseconds even where it has nothing to do, so a pass over a small model
+costs by their number. Here q/k/v and gate/up are one product each where the weights are of floats or of int4 (NF4
+keeps its matrices apart: their scales were quantised per matrix), norms are PyTorch's fused ones, keys and values are
+written by one operation, and a product ends in the residual stream it is added to: 14 operations a Llama layer where
+transformers has 40. What lies between the products is in the model's own type, as in transformers.
+
+Queries that share a key head become rows of one product, so no key or value is repeated, however many rows are under a
+mask. The mask is additive, in the type of the queries. Of the backends behind `scaled_dot_product_attention` flash
+attention takes none; the memory-efficient one, cuDNN's and the plain one do (PyTorch 2.9 to 2.13, sdp_utils.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.runners.architecture import Build, norms_of, scale_of
+from core.runners.products import Stacked, stack
+from core.runners.static_cache import Inputs, StaticStore
+
+
+@dataclass(frozen=True)
+class StaticNorm:
+    """Root mean square normalisation over the last axis: x / sqrt(mean(x²) + eps) · weight."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True)
+class StaticLayer:
+    """One decoder layer; norms are None where it has none. `kind`: which of the model's kinds of attention it is."""
+
+    kind: int
+    qkv: Stacked
+    out: Stacked
+    gate_up: Stacked
+    down: Stacked
+    before_attention: StaticNorm | None
+    after_attention: StaticNorm | None
+    before_mlp: StaticNorm | None
+    after_mlp: StaticNorm | None
+    query_norm: StaticNorm | None
+    key_norm: StaticNorm | None
+
+
+class StaticNetwork(Build):
+    """The fused weights of a model on any device; transformers' modules go on working, from the same memory. `int4`
+    quantises the decoder's weights and the head."""
+
+    def __init__(self, network: Any, int4: bool = False) -> None:
+        super().__init__(network)
+        decoder = network.model
+
+        def norm(module: Any) -> StaticNorm | None:
+            return None if module is None else StaticNorm(*scale_of(module, self.dtype))
+
+        self.layers = [
+            StaticLayer(
+                kind,
+                stack(layer.self_attn, ("q_proj", "k_proj", "v_proj"), int4),
+                stack(layer.self_attn, ("o_proj",), int4),
+                stack(layer.mlp, ("gate_proj", "up_proj"), int4),
+                stack(layer.mlp, ("down_proj",), int4),
+                *map(norm, norms_of(layer)),
+            )
+            for layer, kind in zip(decoder.layers, self.of_layer)
+        ]
+        self.norm = StaticNorm(*scale_of(decoder.norm, self.dtype))
+        self.head = stack(network, ("lm_head",), int4)
+        self.group = self.heads // self.kv_heads
+        # cos(-a) = cos(a) and sin(-a) = -sin(a): the sign of the first half of a head comes with its angles.
+        self.angles = [torch.cat([-kind.frequencies, kind.frequencies]) for kind in self.kinds]
+
+    def turns(self, at: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each kind of attention cos and signed sin [n, 1, head size] of positions [n], such that rotating x is
+        x·cos + (x with its halves swapped)·sin."""
+        found = []
+        for kind, angles in zip(self.kinds, self.angles):
+            each = at[:, None, None] * angles
+            cos, sin = each.cos(), each.sin()
+            if kind.scaling != 1:
+                cos, sin = cos * kind.scaling, sin * kind.scaling
+            found.append((cos.to(self.dtype), sin.to(self.dtype)))
+        return found
+
+
+class FusedPass:
+    """A pass over a static cache through the first `layers` layers (None: all), noting what is at the boundaries
+    `noted`."""
+
+    def __init__(self, net: StaticNetwork, layers: int | None = None, noted: Sequence[int] = ()) -> None:
+        self._net = net
+        self._depth = net.depth if layers is None else layers
+        self._noted = tuple(noted)
+
+    def __call__(self, store: StaticStore, inputs: Inputs, rows: int) -> tuple[Tensor, Tensor | None]:
+        """Feed the inputs where the window stands: logits [rows, padded vocab], and the features [n, …] asked for."""
+        net, n = self._net, len(inputs.ids)
+        start = store.window.start
+        slots, turns = start + inputs.order, net.turns(start + inputs.depth)
+        additive = store.additive(inputs.depth, inputs.within)
+        masks = [additive(kind.window).repeat(1, 1, net.group, 1) for kind in net.kinds]
+        cache = store.layered()
+        hidden = net.embed(inputs.ids)
+        found: dict[int, Tensor] = {}
+        for i in range(self._depth):
+            if i in self._noted:
+                found[i] = hidden.clone()
+            layer = net.layers[i]
+            self._attend(layer, hidden, cache[i], slots, turns[layer.kind], masks[layer.kind])
+            self._feed_forward(layer, hidden)
+        if self._depth in self._noted:
+            found[self._depth] = hidden.clone()
+        features = torch.cat([found[i] for i in self._noted], 1) if self._noted else None
+        return net.head(net.norm(hidden[n - rows :])), features
+
+    def _attend(
+        self,
+        layer: StaticLayer,
+        hidden: Tensor,
+        cache: Tensor,
+        slots: Tensor,
+        turn: tuple[Tensor, Tensor],
+        mask: Tensor,
+    ) -> None:
+        """Add attention to the residual stream [n, width]; cache [2, key heads, capacity, size], mask
+        [1, 1, group·n, reach]."""
+        net, n, reach = self._net, len(hidden), mask.size(3)
+        heads, kv_heads, size = net.heads, net.kv_heads, net.head_size
+        x = hidden if layer.before_attention is None else layer.before_attention(hidden)
+        rows = layer.qkv(x).view(n, heads + 2 * kv_heads, size)
+        queries, keys = rows[:, :heads], rows[:, heads : heads + kv_heads]
+        for part, norm in ((queries, layer.query_norm), (keys, layer.key_norm)):
+            if norm is not None:
+                # Each head on its own or, where the norm is as wide as all heads, together.
+                whole = part if len(norm.weight) == size else part.flatten(1)
+                part.copy_(norm(whole).view(part.shape))
+        turned, (cos, sin) = rows[:, : heads + kv_heads], turn
+        swapped = turned.unflatten(2, (2, -1)).flip(2).flatten(2)
+        turned.mul_(cos).addcmul_(swapped, sin)
+        cache.index_copy_(2, slots, rows[:, heads:].unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3))
+        asking = queries.unflatten(1, (kv_heads, net.group)).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, size)
+        seen = cache[:, None, :, :reach]
+        y = F.scaled_dot_product_attention(asking, seen[0], seen[1], mask, scale=net.scale)
+        y = y[0].unflatten(1, (net.group, n)).permute(2, 0, 1, 3).reshape(n, -1)
+        _add(layer.out, y, layer.after_attention, hidden)
+
+    def _feed_forward(self, layer: StaticLayer, hidden: Tensor) -> None:
+        x = hidden if layer.before_mlp is None else layer.before_mlp(hidden)
+        gate, up = layer.gate_up.apart(x)
+        inner = F.silu(gate) if self._net.silu else F.gelu(gate, approximate="tanh")
+        _add(layer.down, inner.mul_(up), layer.after_mlp, hidden)
+
+
+def _add(product: Stacked, x: Tensor, norm: StaticNorm | None, hidden: Tensor) -> None:
+    if norm is None:
+        product.add(x, hidden)
+    else:
+        hidden.add_(norm(product(x)))

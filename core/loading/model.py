@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from core.clock import synchronise
+from core.errors import UserError
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
 from core.runners.architecture import FusedNetwork, why_not
@@ -83,6 +84,8 @@ class Model:
 
     def _capture_passes(self) -> None:
         if reason := why_not_device(self.network):
+            if self.precision == "int4" and self.device.type == "cuda":
+                raise UserError(f"{self.name} cannot be had in int4: {reason}; choose nf4 or bf16.")
             self.fall_back(reason)
             return
         found = fused_for(self.network, self.precision == "int4")

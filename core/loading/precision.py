@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from core.errors import UserError
 from core.progress import Meter, Progress
 from core.runners.architecture import why_not_family
-from core.runners.products import group_for
+from core.runners.products import group_for, int4_obstacle
 from core.settings import SPECS
 
 POCKET = Path(__file__).parent.parent.parent / "assets" / "pocket"
@@ -61,8 +61,8 @@ def choose_format(asked: str, device: torch.device, saved: Mapping[str, Any] | N
         return _as_saved(kind, asked, device)
     wanted = _automatic(device, kind, bundled) if asked == "auto" else asked
     notes: list[str] = []
-    if wanted == "int4" and device.type != "cpu":
-        raise UserError("Precision int4 runs on CPUs only; choose nf4 or bf16 for this device.")
+    if wanted == "int4" and (obstacle := int4_obstacle(device)):
+        raise UserError(f"Precision int4 cannot be had on this device: {obstacle}; choose nf4 or bf16.")
     if wanted == "nf4" and (obstacle := nf4_obstacle(device)):
         wanted = sixteen_bits(device)
         notes.append(

@@ -9,7 +9,6 @@ capture fails, the same passes run eagerly: the results are the same.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from core.runners.dynamic import DynamicRunner, early_exit_network, unlike
 from core.runners.features import Features, Tap
 from core.runners.static_cache import Inputs, StaticStore, run_pass
 from core.runners.static_layers import FusedPass, StaticNetwork
+from core.runners.waits import WaitsRefused
 
 CAPTURED_AT_ONCE, NEWEST = 17, 2
 """Passes over up to this many tokens (the longest automatic draft and the newest token) are captured when first fed if
@@ -305,7 +305,7 @@ class Captured:
         with torch.cuda.stream(stream):
             # Libraries set themselves up and choose their kernels outside the capture.
             forward(store, inputs, n)
-            with _waiting_refused():
+            with WaitsRefused():
                 forward(store, inputs, n)
             # thread_local: other threads may be using the device meanwhile.
             with (
@@ -324,24 +324,15 @@ class Captured:
 
 
 @contextmanager
-def _waiting_refused() -> Iterator[None]:
-    """Raises where the host would wait for the device. So would a capture, but one that fails leaves the allocator and
-    the default generator of older PyTorch in the belief that it still goes on."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
 def _workspaces_of_its_own() -> Iterator[None]:
     """cuBLAS then works in memory of the graph's pool. PyTorch otherwise keeps a workspace for each of its 32 streams,
     which come round again, and frees it with any graph that was captured on the stream, under the others that still
-    use it (pytorch issue 193402)."""
+    use it (pytorch issue 193402).
+
+    This empties the whole process's table of workspaces, as PyTorch's own graphs of compiled code do around every
+    recording. What was in use goes back to its stream's free list, and is taken anew by the next product; only a
+    thread between setting its workspace and queueing its product could be hurt, and there is none: those who share a
+    device take turns on it (app.serving.device), and a command has one thread."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield

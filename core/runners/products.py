@@ -190,12 +190,16 @@ def int4_obstacle(device: torch.device) -> str | None:
 
 
 def _blocked(codes: Tensor) -> Tensor:
-    """Codes [rows, columns] in the order of the device's kernel; CUDA's takes two a byte, the even column high."""
+    """Codes [rows, columns] in the order of the device's kernel."""
     if codes.device.type == "cpu":
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
     tiles = next(tiles for tiles in TILES if codes.shape[1] % (16 * tiles) == 0)
-    return torch.ops.aten._convert_weight_to_int4pack(pairs, tiles)
+    return torch.ops.aten._convert_weight_to_int4pack(in_pairs(codes), tiles)
+
+
+def in_pairs(codes: Tensor) -> Tensor:
+    """Codes [rows, columns] two a byte, uint8 [rows, columns / 2], the even column high."""
+    return (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
 
 
 class Int4(nn.Module):

@@ -8,7 +8,8 @@ from core.loading.model import Model
 from core.runners import fused, static_cache
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
-from core.runners.graph import why_not_static
+from core.runners.graph import fused_for, why_not_static
+from core.runners.static_layers import StaticNetwork
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,6 +21,7 @@ def test_every_kind_passes(kind):
 def test_rounding_passes(dtype):
     """In every precision; and what is chosen for a new model is the fused forward."""
     network = random_model("llama", 5, dtype=dtype)
+    assert isinstance(fused_for(network), StaticNetwork)
     assert Model("m", network, None, "", frozenset(), 64, VOCABULARY).runner_kind == "fused"
 
 

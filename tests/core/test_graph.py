@@ -19,7 +19,9 @@ from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, why_not, why_not_static
 from core.runners.host import in_one_transfer, lists_on_host
+from core.runners.static_cache import Inputs
 from core.runners.static_layers import StaticNetwork
+from core.runners.waits import WaitsRefused
 from core.sampling import Sampling, Uniforms
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -116,6 +118,25 @@ def test_waiting_would_be_noticed(monkeypatch):
 @cache
 def static_of(network):
     return StaticNetwork(network)
+
+
+def test_a_pass_that_would_wait_is_refused_before_its_capture():
+    """Also where the wait is inside another operation; a pass of ours does nothing of the kind."""
+    network, ids = target_of("llama"), torch.tensor(random_prompt(5))
+    values = torch.arange(4.0)
+    asked = (values.sum().item, lambda: bool(values[0] > 0), lambda: values[values > 1], values.unique)
+    for ask in (*asked, lambda: values.to("meta")):
+        with torch.inference_mode(), WaitsRefused("cpu"), pytest.raises(RuntimeError, match="makes the host wait"):
+            ask()
+    for fused in (static_of(network), None):
+        runner = GraphRunner(network, VOCABULARY, fused=fused)
+        runner.feed(ids)
+        forward, inputs = runner._passes[None]._forward, Inputs(ids, TREE[:5])
+        with torch.inference_mode():
+            expected, _ = forward(runner._store, inputs, 5)
+            with WaitsRefused("cpu"):
+                logits, _ = forward(runner._store, inputs, 5)
+        torch.testing.assert_close(logits, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from core.records import Settings
 from core.runners.architecture import FusedNetwork
 from core.runners.fused import FusedRunner
 from core.runners.layers import multiply
-from core.runners.products import Int4, Share, dequantise, fuse, group_for, quantise
+from core.runners.graph import fused_for, why_not_static
+from core.runners.products import Int4, Share, dequantise, fuse, group_for, in_pairs, int4_obstacle, quantise
+from core.runners.static_layers import StaticNetwork
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -108,6 +110,13 @@ def test_fused_forward_is_transformers_own_over_the_same_codes(architecture):
     rows = torch.cat([runner.feed(ids[:7]), runner.feed(ids[7:8]), runner.feed(ids[8:])]).float()
     oracle = network(ids[None]).logits[0].float()
     assert (rows - oracle).norm() < 0.03 * oracle.norm()
+    assert why_not_static(network, StaticNetwork(network)) is None  # over the same products, on a static cache
+
+
+def test_the_fused_forward_of_static_caches_quantises_too():
+    network = random_model("qwen3", 7, vocab=64, dtype=torch.bfloat16, **WIDE)
+    assert isinstance(fused_for(network, int4=True), StaticNetwork)
+    assert isinstance(network.model.layers[0].mlp.up_proj.product, Int4)
 
 
 def test_pair_in_int4_is_lossless(saved):
@@ -150,9 +159,19 @@ def test_where_int4_cannot_be_had_a_sentence_says_why(saved, architecture, width
         size_up(preview(name), CPU, "int4")
 
 
-def test_int4_is_for_cpus():
-    with pytest.raises(UserError, match="int4 runs on CPUs only"):
-        choose_format("int4", torch.device("cuda"), None)
+def test_a_device_must_show_that_its_kernel_is_right(monkeypatch):
+    """A product there is held against the weight that the codes stand for."""
+    assert int4_obstacle(CPU) is None
+    with pytest.raises(UserError, match="cannot be had on this device: PyTorch's kernels for it are for CPUs and CUDA"):
+        choose_format("int4", torch.device("mps"), None)
+    monkeypatch.setattr(Int4, "forward", lambda self, x: 1.1 * F.linear(x, torch.ones(64, 128, dtype=x.dtype)))
+    assert "wrong numbers" in int4_obstacle.__wrapped__(CPU)
+
+
+def test_codes_in_pairs():
+    codes, _ = quantise(normal(16, 64), 32)
+    pairs = in_pairs(codes)
+    assert torch.equal(torch.stack([pairs >> 4, pairs & 15], -1).view(16, 64), codes.to(torch.uint8))
 
 
 def test_odd_shapes_have_no_group():

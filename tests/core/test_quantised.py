@@ -15,6 +15,8 @@ from core.lanes import open_lane
 from core.loading import load_model, load_pair, precision
 from core.loading.precision import choose_format, placed
 from core.records import Settings
+from core.runners.graph import fused_for
+from core.runners.static_layers import StaticNetwork
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PROMPT = "the quick brown fox"
@@ -96,6 +98,8 @@ def test_lossless_against_the_quantised_target(saved, shape):
     speculative = written(pair, "draft", draft_length=3)
     assert speculative.token_ids == plain.token_ids
     assert_generated(pair.target, plain.token_ids)
+    if pair.target.runner_kind == "fused":  # on CUDA, where its passes are captured, over the same matrices
+        assert isinstance(fused_for(pair.target.network), StaticNetwork)
     assert {t.outcome for r in speculative.rounds for t in r.drafted} & {"accepted", "rejected"}
 
 

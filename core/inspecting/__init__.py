@@ -69,18 +69,20 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a race of the pair takes on a device, against what is free there now."""
+    """Bytes a race of the pair takes on a device, against what is free there now; `captures`: an estimate of what
+    captured passes hold, on CUDA alone."""
 
     device: str
     weights: int
     caches: int
     workspace: int
+    captures: int
     free: int | None
     total: int | None
 
     @property
     def needed(self) -> int:
-        return self.weights + self.caches + self.workspace
+        return self.weights + self.caches + self.workspace + self.captures
 
     @property
     def fits(self) -> Fit:
@@ -250,7 +252,7 @@ def card(model: Sized, context: int) -> ModelCard:
 
 
 def measure_memory(target: Sized, draft: Drafter | None, device: torch.device, context: int, held: int = 0) -> Memory:
-    """Both models' weights, the caches of a race's lanes and the wider of the two workspaces."""
+    """Both models' weights, the caches and captured passes of a race's lanes, and the wider of the two workspaces."""
     models = [target, draft] if draft else [target]
     free = free_memory(device)
     return Memory(
@@ -258,6 +260,7 @@ def measure_memory(target: Sized, draft: Drafter | None, device: torch.device, c
         weights=sum(model.weights.total for model in models),
         caches=LANES * target.cache_bytes(context) + (draft.cache_bytes(context) if draft else 0),
         workspace=max(model.workspace_bytes(context) for model in models),
+        captures=LANES * target.captured_bytes(context) + (draft.captured_bytes(context) if draft else 0),
         free=None if free.free is None else free.free + held,
         total=free.total,
     )

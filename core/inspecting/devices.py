@@ -256,8 +256,8 @@ def _outlook(
 
 
 def _needed(models: Sequence[Drafter], context: int) -> int:
-    """Bytes of weights, the caches of one run and the wider workspace."""
-    held = sum(model.weights.total + model.cache_bytes(context) for model in models)
+    """Bytes of weights, the caches and captured passes of one run and the wider workspace."""
+    held = sum(model.weights.total + model.cache_bytes(context) + model.captured_bytes(context) for model in models)
     return held + max(model.workspace_bytes(context) for model in models)
 
 

@@ -33,6 +33,7 @@ from core.loading.memory import (
     Weights,
     as_fused,
     cache_bytes,
+    captured_bytes,
     quantised_weights,
     routed_share,
     skeleton,
@@ -316,6 +317,12 @@ class Sized:
     def cache_bytes(self, tokens: int) -> int:
         """Keys and values of one run of `tokens` tokens, no more than the model's context holds."""
         return cache_bytes(self.preview.config, min(tokens, self.context_length), self.format.dtype)
+
+    def captured_bytes(self, tokens: int) -> int:
+        """What the captured passes of one run hold; an estimate."""
+        return captured_bytes(
+            self.network, min(tokens, self.context_length), self.format.dtype, self.device, self.layout
+        )
 
     def workspace_bytes(self, tokens: int) -> int:
         return workspace_bytes(

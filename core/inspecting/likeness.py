@@ -164,6 +164,10 @@ class SizedHead:
         shape = self.preview.description.shape
         return 2 * tokens * shape["kv_heads"] * shape["head_dim"] * self._itemsize
 
+    def captured_bytes(self, tokens: int) -> int:
+        """A head's passes are not captured."""
+        return 0
+
     def workspace_bytes(self, tokens: int) -> int:
         """The features of a text it has not read yet."""
         shape = self.preview.description.shape

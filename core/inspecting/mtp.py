@@ -24,6 +24,10 @@ class SizedMtp:
     def cache_bytes(self, tokens: int) -> int:
         return self.target.cache_bytes(tokens) // self.target.layers
 
+    def captured_bytes(self, tokens: int) -> int:
+        """Its passes are not captured."""
+        return 0
+
     def workspace_bytes(self, tokens: int) -> int:
         """The hidden states of a text it has not read yet."""
         return tokens * self.target.preview.decoder.hidden_size * self.target.format.dtype.itemsize

@@ -232,6 +232,7 @@ def _memory(memory: Memory, context: int) -> str:
     return (
         f"{in_bytes(memory.needed)} ({free}): weights {in_bytes(memory.weights)}, caches of {context:,} tokens "
         f"{in_bytes(memory.caches)}, workspace {in_bytes(memory.workspace)}"
+        f"{f', captured passes about {in_bytes(memory.captures)}' if memory.captures else ''}"
     )
 
 

@@ -22,6 +22,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from core.runners import PREFILL_CHUNK
 from core.runners.architecture import why_not_family
+from core.runners.graph import LONGEST_CAPTURED
 from core.runners.products import group_for, has_blocks
 
 NF4_BLOCK, SCALE_BLOCK = 64, 256
@@ -30,6 +31,8 @@ NF4_CODES, SCALE_CODES = 4 * 16, 4 * 256
 """Bytes of the code books that every 4-bit weight brings along, for itself and for its quantised scales."""
 CUDA_LIBRARIES = 96 * 2**20
 """Bytes that cuBLAS and the kernels take at their first use."""
+CUBLAS_WORKSPACE = 32 * 2**20
+"""What PyTorch gives cuBLAS to work in, at most (on Hopper): once more in the memory of captured passes."""
 OTHER_SENSES = ("vision", "visual", "audio", "multi_modal")
 """Parts of models that also see or hear; text does not pass through them."""
 VERIFIED_ROWS = 17
@@ -103,10 +106,11 @@ def weights(network: nn.Module, dtype: torch.dtype, nf4: NF4 | None = None) -> W
 
 
 def as_fused(counted: Weights, network: nn.Module, device: torch.device, precision: str, dtype: torch.dtype) -> Weights:
-    """The weights of a skeleton, `counted` in `dtype`, as the fused forward of a CPU lays them out, where it can run
-    the model: in int4 its linear layers have 4 bits, and in 16 bits or fewer a head tied to the embeddings has a copy
-    of its own."""
-    if device.type != "cpu" or not has_blocks(dtype) or why_not_family(network.config):
+    """The weights of a skeleton, `counted` in `dtype`, as the fused forward lays them out, where it can run the model:
+    in int4 its linear layers have 4 bits, and a head tied to the embeddings has a copy of its own; so it has in 16 bits
+    on a CPU."""
+    apart = precision == "int4" if device.type == "cuda" else device.type == "cpu" and has_blocks(dtype)
+    if not apart or why_not_family(network.config):
         return counted
     table = network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
     total, read = counted.total, counted.read
@@ -203,14 +207,37 @@ def workspace_bytes(
     """Room for the widest moment of a run: a chunk of the prompt in one layer, or the logits of a round in float32 with
     their probabilities, target and draft side by side; and in 4-bit the largest weight unpacked."""
     config = network.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
-    rows = min(tokens, PREFILL_CHUNK)
+    layer = layer_bytes(config, min(tokens, PREFILL_CHUNK), tokens, dtype)
+    round_ = VERIFIED_ROWS * config.vocab_size * 4 * 4
+    return max(layer, round_) + largest_unpacked(network, nf4) + (CUDA_LIBRARIES if device.type == "cuda" else 0)
+
+
+def captured_bytes(network: nn.Module, tokens: int, dtype: torch.dtype, device: torch.device, nf4: NF4 | None) -> int:
+    """An estimate of what the captured passes of one runner hold on CUDA, however many they are: their graphs share the
+    logits they leave, the work of the widest of them (one layer, its mask, its logits), a workspace of cuBLAS and in
+    4-bit the largest weight unpacked. Without the graphs' own nodes, and without early exit or a head's features, whose
+    passes are captured beside these."""
+    if device.type != "cuda":
+        return 0
+    config = network.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+    rows = min(tokens, LONGEST_CAPTURED)
+    logits = LONGEST_CAPTURED * config.vocab_size * dtype.itemsize
+    group = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    work = layer_bytes(config, rows, group * tokens, dtype) + logits
+    return logits + work + CUBLAS_WORKSPACE + largest_unpacked(network, nf4)
+
+
+def layer_bytes(config: Any, rows: int, seen: int, dtype: torch.dtype) -> int:
+    """What a layer works in: rows of its width and of the mlp's, and a mask of `seen` columns."""
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     inner = max(inner) if isinstance(inner, (list, tuple)) else inner
-    layer = rows * (6 * config.hidden_size + 3 * inner + tokens) * dtype.itemsize
-    round_ = VERIFIED_ROWS * config.vocab_size * 4 * 4
+    return rows * (6 * config.hidden_size + 3 * inner + seen) * dtype.itemsize
+
+
+def largest_unpacked(network: nn.Module, nf4: NF4 | None) -> int:
+    """Bytes of the largest 4-bit weight in 16 bits; 0 where none is in 4 bits."""
     quantised = quantised_weights(network, nf4.kept) if nf4 else {}
-    unpacked = max((2 * rows * columns for rows, columns in quantised.values()), default=0)
-    return max(layer, round_) + unpacked + (CUDA_LIBRARIES if device.type == "cuda" else 0)
+    return max((2 * rows * columns for rows, columns in quantised.values()), default=0)
 
 
 def free_memory(device: torch.device) -> Free:

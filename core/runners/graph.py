@@ -32,7 +32,8 @@ all their rows are asked for, as a round does; so are those over the newest toke
 trees, the chunks of a prompt and what is left over of it are captured only when they come again."""
 LONGEST_CAPTURED = 80
 MOST_CAPTURED = 96
-"""Of one network; more stay eager. Rounds need 17 for every doubling of the text, and as many for their trees."""
+"""Of one network; more stay eager. Rounds need 17 for every doubling of the text, and as many for their trees. They
+share their memory (`core.loading.memory.captured_bytes`)."""
 Forward = Callable[[StaticStore, Inputs, int], tuple[Tensor, Tensor | None]]
 """Feeds the inputs where the window stands: logits [rows, padded vocab] and the features [n, …] of a pass that notes
 them. Captured as it is, or run eagerly."""
@@ -243,6 +244,7 @@ class Passes:
         self._store = store
         self._eager = eager
         self._captured: dict[tuple[int, int, bool], Captured] = {}
+        self._outputs: list[Tensor] = []
         self._met: set[tuple[int, int, bool]] = set()
         self._side: Any = None
         self.failure: str | None = None
@@ -285,7 +287,7 @@ class Passes:
                 if self._side is None:
                     self._side = torch.cuda.Stream(self._store.device), torch.cuda.graph_pool_handle()
                 with off_the_clock(self._store.device):
-                    self._captured[key] = Captured(self._forward, self._store, Inputs(ids, parents), *self._side)
+                    self._captured[key] = self._new_capture(Inputs(ids, parents))
             except Exception as error:  # a kernel that synchronises, no memory left …: eager passes still work
                 self.failure = f"its passes cannot be captured: {first_line(error, 160)}"
                 self.forget()
@@ -293,11 +295,24 @@ class Passes:
         return self._captured[key]
 
 
-class Captured:
-    """One pass as a CUDA graph, with the inputs and the output at their fixed addresses."""
+    def _new_capture(self, inputs: Inputs) -> Captured:
+        """All captures leave what they give in the same memory, where it is good until the next replay: otherwise each
+        would keep its rows of logits, hundreds of megabytes of all together."""
+        n = len(inputs.ids)
+        if not self._outputs:
+            given = [found for found in self._forward(self._store, inputs, n) if found is not None]
+            self._outputs = [found.new_empty(LONGEST_CAPTURED, found.shape[1]) for found in given]
+        return Captured(self._forward, self._store, inputs, [output[:n] for output in self._outputs], *self._side)
 
-    def __init__(self, forward: Forward, store: StaticStore, inputs: Inputs, stream: Any, pool: Any) -> None:
-        self._inputs = inputs
+
+class Captured:
+    """One pass as a CUDA graph, with the inputs and the outputs (logits, and features where they are noted) at their
+    fixed addresses."""
+
+    def __init__(
+        self, forward: Forward, store: StaticStore, inputs: Inputs, outputs: list[Tensor], stream: Any, pool: Any
+    ) -> None:
+        self._inputs, self._outputs = inputs, outputs
         self._graph = torch.cuda.CUDAGraph()
         n = len(inputs.ids)
         stream.wait_stream(torch.cuda.current_stream(store.device))
@@ -312,7 +327,7 @@ class Captured:
                 _workspaces_of_its_own(),
                 torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
-                self._logits, self._features = forward(store, inputs, n)
+                write(forward(store, inputs, n), outputs)
         torch.cuda.current_stream(store.device).wait_stream(stream)
         self._graph.replay()  # the first replay also moves the graph to the device
 
@@ -320,7 +335,14 @@ class Captured:
         """Logits [n, padded vocab] and the features [n, …] that are noted, good until the next replay."""
         self._inputs.set(ids, parents)
         self._graph.replay()
-        return self._logits, self._features
+        return self._outputs[0], self._outputs[1] if len(self._outputs) > 1 else None
+
+
+def write(given: tuple[Tensor, Tensor | None], outputs: Sequence[Tensor]) -> None:
+    """Put what a pass gave where it is to be left."""
+    for found, output in zip(given, outputs):
+        if found is not None:
+            output.copy_(found)
 
 
 @contextmanager

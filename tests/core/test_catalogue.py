@@ -7,7 +7,7 @@ import torch
 
 from core.inspecting.catalogue import allowed, catalogue, find_pair, heads_for, read_catalogue, relatives
 from core.inspecting.files import catalogue_config
-from core.loading.memory import NF4, cache_bytes, skeleton, weights, workspace_bytes
+from core.loading.memory import NF4, cache_bytes, captured_bytes, skeleton, weights, workspace_bytes
 
 MODELS = read_catalogue().models
 PAIRS = {pair.name: pair for pair in catalogue()}
@@ -47,7 +47,7 @@ def test_a_line_on_why(pair):
 
 @pytest.mark.parametrize("pair", HUB, ids=lambda pair: pair.name)
 def test_a_pair_fits_its_class(pair):
-    """In NF4 with the caches of a race over 2,048 tokens; on a CPU in bf16 on the smallest Space."""
+    """In NF4 with the caches and captured passes of a race over 2,048 tokens; on a CPU in bf16 on the smallest Space."""
     nf4, device = (NF4(), CUDA) if pair.memory_gb else (None, CPU)
     needed = 0
     for id_, lanes in zip(pair.ids, (2, 1)):
@@ -55,6 +55,7 @@ def test_a_pair_fits_its_class(pair):
         network = skeleton(config)
         needed += weights(network, torch.bfloat16, nf4).total + lanes * cache_bytes(config, 2048, torch.bfloat16)
         needed += workspace_bytes(network, 2048, torch.bfloat16, device, nf4)
+        needed += lanes * captured_bytes(network, 2048, torch.bfloat16, device, nf4)
     assert needed < 0.95 * (pair.memory_gb or SPACE_GB) * 2**30
 
 

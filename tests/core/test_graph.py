@@ -17,7 +17,7 @@ from core.drafting.tree import TreeDrafter
 from core.loading.model import Model
 from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
-from core.runners.graph import GraphRunner, why_not, why_not_static
+from core.runners.graph import LONGEST_CAPTURED, GraphRunner, why_not, why_not_static, write
 from core.runners.host import in_one_transfer, lists_on_host
 from core.runners.static_cache import Inputs
 from core.runners.static_layers import StaticNetwork
@@ -192,6 +192,10 @@ def test_a_run_makes_room_once(traced):
     for at in range(21, 40):
         runner.feed(ids[at : at + 1])
     assert len(held) == 1 and runner._passes[None]._captured == held
+    runner.feed(ids[:3])
+    assert len(runner._passes[None]._captured) == 2
+    (shared,) = runner._passes[None]._outputs  # what memory estimates count, however many are captured
+    assert shared.shape == (LONGEST_CAPTURED, VOCABULARY)
     model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
     model.runner_kind, model._fused = GraphRunner.kind, None
     with model.lease(50) as leased:
@@ -283,18 +287,14 @@ class Traced:
     """Stands in for a CUDA graph on a CPU: the operations of one pass, recorded once with every number of the host
     baked in, and run again on the same tensors. What a pass asks of the host anew would be missing from it."""
 
-    def __init__(self, forward, store, inputs, stream, pool):
-        def one_pass():
-            return [found for found in forward(store, inputs, len(inputs.ids)) if found is not None]
-
-        self._inputs = inputs
-        self._graph = make_fx(one_pass)()
-        self._outputs = self._graph()
+    def __init__(self, forward, store, inputs, outputs, stream, pool):
+        self._inputs, self._outputs = inputs, outputs
+        self._graph = make_fx(lambda: write(forward(store, inputs, len(inputs.ids)), outputs))()
 
     def replay(self, ids, parents):
         self._inputs.set(ids, parents)
-        outputs = [held.copy_(new) for held, new in zip(self._outputs, self._graph())]
-        return outputs[0], outputs[1] if len(outputs) > 1 else None
+        self._graph()
+        return self._outputs[0], self._outputs[1] if len(self._outputs) > 1 else None
 
 
 @pytest.fixture

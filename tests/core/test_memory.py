@@ -11,7 +11,16 @@ from transformers import AutoConfig
 from core.errors import UserError
 from core.inspecting.files import preview, size_up
 from core.loading import load_model, memory
-from core.loading.memory import NF4, cache_bytes, quantised_weights, skeleton, weights, workspace_bytes
+from core.loading.memory import (
+    NF4,
+    cache_bytes,
+    captured_bytes,
+    quantised_weights,
+    skeleton,
+    weights,
+    workspace_bytes,
+)
+from core.runners.graph import LONGEST_CAPTURED
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
@@ -145,6 +154,14 @@ def test_workspace_grows_with_the_vocabulary_and_4_bit_unpacks_a_weight():
     assert room[large] > 10 * room[small]
     unpacked = workspace_bytes(small, 512, torch.bfloat16, CPU, NF4()) - room[small]
     assert unpacked == 2 * 128 * 320
+
+
+def test_captured_passes_hold_what_was_told():
+    """The logits of the widest of them twice, as they are made and where all leave theirs; nothing but on CUDA."""
+    small, large = (skeleton(config_of("llama", vocab=vocab, **WIDE)) for vocab in (320, 100_000))
+    assert captured_bytes(small, 512, torch.float32, CPU, None) == 0
+    told = [captured_bytes(n, 512, torch.bfloat16, torch.device("cuda"), None) for n in (small, large)]
+    assert told[1] - told[0] == 2 * LONGEST_CAPTURED * (100_000 - 320) * 2
 
 
 PUBLISHED = {

@@ -181,7 +181,12 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
         "layer", "scores", (1, g.kv_heads, group * n, total), d, "each fed token against every key", stored=False
     )
     yield TracedTensor(
-        "layer", "mask", (group * n, total), d, "who may see whom, once for every query head of a group", n > 1 or tree or static
+        "layer",
+        "mask",
+        (group * n, total),
+        d,
+        "who may see whom, once for every query head of a group",
+        n > 1 or tree or static,
     )
     yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
     yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")

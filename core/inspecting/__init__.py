@@ -41,7 +41,8 @@ class ModelCard:
     `routed`: a token uses a few experts of many; `expert_bytes` are those that 4-bit loading leaves in 16 bits.
     `window_layers` see the last tokens only. `catalogued`: its sizes are the catalogue's, since it cannot be read,
     and the first of its notes says why. `obstacle` is a reason known beforehand why it would not run here; `origin`
-    how the weights are quantised in the GGUF file they come from; `mtp`: it has a layer that can draft for it."""
+    how the weights are quantised in the GGUF file they come from; `mtp`: it has a layer that can draft for it; `why` why
+    it is in this precision, where that was measured."""
 
     name: str
     model_type: str
@@ -65,6 +66,7 @@ class ModelCard:
     obstacle: str | None
     origin: str | None = None
     mtp: bool = False
+    why: str | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ def card(model: Sized, context: int) -> ModelCard:
         catalogued=found.note is not None,
         origin=found.origin,
         mtp=has_mtp(model),
+        why=model.format.why,
     )
 
 
@@ -320,6 +323,8 @@ def _fit(memory: Memory, smallest: bool) -> Iterator[Finding]:
 def _model(model: ModelCard, context: int) -> Iterator[Finding]:
     for note in model.notes:
         yield "caution", note
+    if model.why:
+        yield "good", model.why
     if model.obstacle:
         yield "bad", model.obstacle
     if model.catalogued:

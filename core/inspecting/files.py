@@ -25,6 +25,7 @@ from core.errors import UserError, first_line
 from core.inspecting.catalogue import read_catalogue
 from core.loading import find_file, refuse_unsupported
 from core.loading.conversion import converted, gguf_tokenizer, origin
+from core.loading.fastest import fastest_precision
 from core.loading.gguf import read_header as read_gguf_header
 from core.loading.gguf_layout import config_of
 from core.loading.hub import cached, explained, local_folder, out_of_reach
@@ -334,7 +335,9 @@ def size_up(found: Preview, device: torch.device, precision: str = "auto") -> Si
     """Weigh a model as loading would lay it out. Raises UserError for a precision that cannot be had, or a config that
     no network can be built from."""
     saved = quantisation_of(found.config)
-    format_ = choose_format(precision, device, saved, found.name.split()[0] == POCKET_NAME)
+    bundled = found.name.split()[0] == POCKET_NAME
+    known = fastest_precision(found.config, device, False, bundled) if precision == "auto" else None
+    format_ = choose_format(precision, device, saved, bundled, known)
     if format_.precision == "int4":
         refuse_int4(found.config, found.name)
     try:

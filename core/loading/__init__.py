@@ -20,6 +20,7 @@ from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
 from core.loading import memory
 from core.loading.conversion import convert, find_gguf, origin
+from core.loading.fastest import fastest_precision
 from core.loading.head import bundled_head, bytes_needed, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
@@ -196,7 +197,9 @@ def read_source(
     with _in_one_sentence(label):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, label)
-        format_ = choose_format(precision, device, quantisation_of(config), name == POCKET_NAME)
+        bundled = name == POCKET_NAME
+        measured = fastest_precision(config, device, True, bundled) if precision == "auto" else None
+        format_ = choose_format(precision, device, quantisation_of(config), bundled, measured)
         if format_.precision == "int4":
             refuse_int4(config, label)
         needed = _bytes_in_memory(folder, config, device, format_)
@@ -296,7 +299,7 @@ def _load(source: Source, device: torch.device, placement: Placement, progress: 
         stop_ids=_stop_ids(folder, tokenizer, config),
         context_length=getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 2048,
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
-        notes=list(source.format.notes),
+        notes=[*([source.format.why] if source.format.why else []), *source.format.notes],
         load_again=lambda: load_network(folder, label, config, device, source.format, placement, silent).eval(),
         origin=source.origin,
     )

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from core.clock import synchronise
-from core.errors import UserError
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
+from core.errors import UserError
 from core.runners.architecture import FusedNetwork, why_not
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner

@@ -45,20 +45,40 @@ OLDEST_BITSANDBYTES = "0.50"
 @dataclass(frozen=True)
 class Format:
     """`precision` names it: one of PRECISIONS but auto, or how the checkpoint was quantised; `dtype` is what it
-    computes in. `taken_as_saved`: the weights were quantised before and stay so. `notes` say what is not as asked."""
+    computes in. `taken_as_saved`: the weights were quantised before and stay so. `notes` say what is not as asked,
+    `why` why it is what `auto` means here, where that was measured."""
 
     precision: str
     dtype: torch.dtype
     taken_as_saved: bool = False
     notes: list[str] = field(default_factory=list)
+    why: str | None = None
 
 
-def choose_format(asked: str, device: torch.device, saved: Mapping[str, Any] | None, bundled: bool = False) -> Format:
-    """The format for a model whose config has the quantisation `saved`. Raises UserError where nothing can be done."""
+@dataclass(frozen=True)
+class Measured:
+    """What `auto` means for a model by measurement, and why, in a sentence."""
+
+    precision: str
+    why: str
+
+
+def choose_format(
+    asked: str,
+    device: torch.device,
+    saved: Mapping[str, Any] | None,
+    bundled: bool = False,
+    measured: Measured | None = None,
+) -> Format:
+    """The format for a model whose config has the quantisation `saved`; `measured` is what its shapes are fastest in.
+    Raises UserError where nothing can be done."""
     SPECS["precision"].read(asked)
     kind = saved_format(saved)
     if kind not in (None, "nf4"):
         return _as_saved(kind, asked, device)
+    if asked == "auto" and measured:
+        found = measured.precision
+        return Format(found, DTYPES.get(found, compute_dtype(device)), found == "nf4" == kind, why=measured.why)
     wanted = _automatic(device, kind, bundled) if asked == "auto" else asked
     notes: list[str] = []
     if wanted == "int4" and (obstacle := int4_obstacle(device)):
@@ -84,15 +104,25 @@ def refuse_int4(config: Any, name: str) -> None:
     """Raise UserError where the fused forward, which alone knows int4, cannot run a model or its weights' shapes."""
     reason = why_not_family(config)
     if reason is None:
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads, inner = size * config.num_attention_heads, config.intermediate_size
-        keys = size * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        products = ((heads + 2 * keys, config.hidden_size), (config.hidden_size, heads))
-        products += ((2 * inner, config.hidden_size), (config.hidden_size, inner))
+        shapes = product_shapes(config)
+        fused = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+        products = [(sum(shapes[name][0] for name in names), shapes[names[0]][1]) for names in fused]
         odd = [f"{rows} x {columns}" for rows, columns in products if not group_for(rows, columns)]
         reason = f"its kernel cannot take a weight of {odd[0]}" if odd else None
     if reason:
         raise UserError(f"{name} cannot be had in int4: {reason}; choose nf4 or bf16.")
+
+
+def product_shapes(config: Any) -> dict[str, tuple[int, int]]:
+    """(rows, columns) of the linear layers of a decoder layer that the fused forward covers, by name."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width, heads, inner = config.hidden_size, size * config.num_attention_heads, config.intermediate_size
+    keys = size * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    into = {"q_proj": heads, "k_proj": keys, "v_proj": keys, "gate_proj": inner, "up_proj": inner}
+    return {name: (rows, width) for name, rows in into.items()} | {
+        "o_proj": (width, heads),
+        "down_proj": (width, inner),
+    }
 
 
 def saved_format(saved: Mapping[str, Any] | None) -> str | None:
@@ -166,7 +196,8 @@ def fast_nf4_on_cpu() -> bool:
 
 
 def _automatic(device: torch.device, saved: str | None, bundled: bool) -> str:
-    """NF4 on CUDA and where it was saved so; on a CPU what the bundled pair's benchmark found for it, bf16 for others.
+    """Without a measurement NF4 on CUDA and where it was saved so; on a CPU what the bundled pair's benchmark found for
+    it, bf16 for others.
     A device that cannot have NF4 was not asked for it here, so nobody is told."""
     if device.type == "cuda":
         return "nf4"

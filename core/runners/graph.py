@@ -1,10 +1,11 @@
 """A runner whose passes are captured as CUDA graphs: a pass then costs its bytes, not its hundreds of kernel launches.
 
 What is captured is the fused forward (`core.runners.static_layers`) where there is one for the model, and where it has
-been found to answer as transformers does; elsewhere transformers' own modules. One graph per number of fed tokens and reach of the attention, captured when first needed, kept with the runner. A
-graph replays on the addresses it was captured on, so keys, values and inputs stay where they are
-(`core.runners.static_cache`) and whatever changes between replays is written there before. Off CUDA, and where a
-capture fails, the same passes run eagerly: the results are the same.
+been found to answer as transformers does; elsewhere transformers' own modules. One graph per number of fed tokens and
+reach of the attention, captured when first needed, kept with the runner. A graph replays on the addresses it was
+captured on, so keys, values and inputs stay where they are (`core.runners.static_cache`) and whatever changes between
+replays is written there before. Off CUDA, and where a capture fails, the same passes run eagerly: the results are the
+same.
 """
 
 from __future__ import annotations
@@ -294,7 +295,6 @@ class Passes:
                 return None
         return self._captured[key]
 
-
     def _new_capture(self, inputs: Inputs) -> Captured:
         """All captures leave what they give in the same memory, where it is good until the next replay: otherwise each
         would keep its rows of logits, hundreds of megabytes of all together."""
@@ -324,7 +324,7 @@ class Captured:
                 forward(store, inputs, n)
             # thread_local: other threads may be using the device meanwhile.
             with (
-                _workspaces_of_its_own(),
+                workspaces_of_its_own(),
                 torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 write(forward(store, inputs, n), outputs)
@@ -346,7 +346,7 @@ def write(given: tuple[Tensor, Tensor | None], outputs: Sequence[Tensor]) -> Non
 
 
 @contextmanager
-def _workspaces_of_its_own() -> Iterator[None]:
+def workspaces_of_its_own() -> Iterator[None]:
     """cuBLAS then works in memory of the graph's pool. PyTorch otherwise keeps a workspace for each of its 32 streams,
     which come round again, and frees it with any graph that was captured on the stream, under the others that still
     use it (pytorch issue 193402).

@@ -2,8 +2,9 @@
 
 Linear layers of the same input become one product. Floats of 32 bits stay as they are, and the layers become views of
 the fused weight; so do those of 16 bits on a GPU. On a CPU 16 bits are put into the blocks that oneDNN would otherwise
-make in every pass; 4 bits into those of PyTorch's own kernel for the device. Such blocks cannot be cut, so there the layers become shares of the product, and a network goes on
-working under transformers' own forward, from one copy of its weights.
+make in every pass; 4 bits into those of PyTorch's own kernel for the device. Such blocks cannot be cut, so there the
+layers become shares of the product, and a network goes on working under transformers' own forward, from one copy of its
+weights.
 
 In 4 bits, groups of a row's neighbours share a scale and a zero: a weight is (code - 8) * scale + zero, codes 0 … 15,
 scale and zero in bf16. The kernel multiplies with bf16 activations alone; a row's result does not depend on the rows
@@ -72,9 +73,9 @@ class Stacked:
         self._bias: Tensor | None = None
         if self._whole is None and first.weight.is_floating_point():
             self._bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
-            self._weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
-            _make_views(linears, self._weight)
-            self._weight = self._weight.detach()
+            weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+            _make_views(linears, weight)
+            self._weight = weight.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows [n, columns] times all of them: [n, rows of all], the caller's to write into."""

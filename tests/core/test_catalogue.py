@@ -47,7 +47,7 @@ def test_a_line_on_why(pair):
 
 @pytest.mark.parametrize("pair", HUB, ids=lambda pair: pair.name)
 def test_a_pair_fits_its_class(pair):
-    """In NF4 with the caches and captured passes of a race over 2,048 tokens; on a CPU in bf16 on the smallest Space."""
+    """In NF4 with caches and captured passes of a race over 2,048 tokens; on a CPU in bf16 on the smallest Space."""
     nf4, device = (NF4(), CUDA) if pair.memory_gb else (None, CPU)
     needed = 0
     for id_, lanes in zip(pair.ids, (2, 1)):

@@ -13,8 +13,8 @@ from core.loading.precision import choose_format
 from core.records import Settings
 from core.runners.architecture import FusedNetwork
 from core.runners.fused import FusedRunner
-from core.runners.layers import multiply
 from core.runners.graph import fused_for, why_not_static
+from core.runners.layers import multiply
 from core.runners.products import Int4, Share, dequantise, fuse, group_for, in_pairs, int4_obstacle, quantise
 from core.runners.static_layers import StaticNetwork
 

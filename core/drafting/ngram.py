@@ -17,6 +17,7 @@ from core.drafting.translate import TranslateDrafter
 from core.progress import Stop
 from core.records import Source
 from core.runners import Runner
+from core.runners.host import ids_on
 
 
 class NgramDrafter:
@@ -40,7 +41,7 @@ class NgramDrafter:
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         found = self.find(context, length)
-        return Draft(torch.tensor(found, device=self._device)) if found else Draft.none(self._device)
+        return Draft(ids_on(self._device, found)) if found else Draft.none(self._device)
 
     def find(self, context: list[int], length: int) -> list[int]:
         """Up to `length` ids that followed the same words last time; none where the text is new."""

@@ -18,6 +18,7 @@ from core.drafting import Draft
 from core.loading.pair import Translation
 from core.progress import Stop
 from core.runners import Runner, prefill
+from core.runners.host import ids_on
 from core.sampling import Sampling, draw
 
 REACH = 32
@@ -59,7 +60,7 @@ class TranslateDrafter:
         if length < 1 or not ids or self._text.unfinished:
             return Draft.none(device)
         self._keep(min(self.runner.length, len(ids) - 1))
-        fresh = torch.tensor(ids[self.runner.length :], device=device)
+        fresh = ids_on(device, ids[self.runner.length :])
         tokens, fed, probs, logits = [], [], [], []
         while len(tokens) < length:
             row = self.runner.feed(fresh, rows=1)
@@ -79,7 +80,7 @@ class TranslateDrafter:
     def _choose(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """From the draft's logits [1, vocab]: a target token [1], the draft token [1] to feed for it, and the law it
         was drawn from [1, target vocab]; None, decided before any draw, where the draft would leave the target's
-        vocabulary."""
+        vocabulary. The host waits for that decision: once a token, for less than the pass it may save."""
         if self._sampling.greedy:
             favourite = row.argmax(-1)
             found = (self._draft_ids == favourite).nonzero()[:, 0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -150,10 +151,9 @@ def _linear(weight: Tensor, nf4: bool) -> nn.Module:
         linear = nn.Linear(columns, rows, bias=False, device="meta")
         linear.weight = nn.Parameter(weight, requires_grad=False)
         return linear
-    from bitsandbytes.nn import Linear4bit, Params4bit  # imported where 4 bits are asked for
-
-    packed = Linear4bit(columns, rows, bias=False, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
-    packed.weight = Params4bit(weight, requires_grad=False, quant_type="nf4", module=packed).to(weight.device)
+    bits: Any = import_module("bitsandbytes.nn")  # where 4 bits are asked for
+    packed = bits.Linear4bit(columns, rows, bias=False, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
+    packed.weight = bits.Params4bit(weight, requires_grad=False, quant_type="nf4", module=packed).to(weight.device)
     return packed.eval()
 
 

@@ -47,6 +47,8 @@ class Runner(Protocol):
 
 
 PREFILL_CHUNK = 256
+"""Tokens of a prompt between two looks at `stop`. Such passes are not captured: over so many rows the products of a
+large model take longer than the host to queue them, and of a small one a prompt is soon read."""
 
 
 def prefill(runner: Runner, ids: Sequence[int], stop: Stop) -> float:

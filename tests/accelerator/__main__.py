@@ -1,10 +1,12 @@
 """Everything this project claims of a GPU, measured in one command, with JSON and logs in a folder.
 
-    python -m tests.accelerator --out FOLDER [--stages tests,large,bundled] [--small]
+    python -m tests.accelerator --out FOLDER [--stages tests,large,precisions,bundled] [--small]
 
 `tests`: the tests that need a GPU. `large`: a target of Llama 3.1 8B's shape in NF4 and a draft of Qwen2.5 0.5B's, with
-random weights. `bundled`: `python -m core bench` on the bundled pair. `--small` takes tiny shapes and short runs, and
-the CPU where there is no GPU: it tries the script, its figures mean nothing.
+random weights; what passes cost through the fused forward and through transformers' modules, captured alike.
+`precisions`: the same of the target in NF4, int4 and bf16, and what `auto` takes there. `bundled`: `python -m core
+bench` on the bundled pair. `--small` takes tiny shapes and short runs, and the CPU where there is no GPU: it tries the
+script, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("tests", "large", "bundled")
+STAGES = ("tests", "large", "precisions", "bundled")
 
 
 def run_tests(out: Path, small: bool) -> dict[str, Any]:
@@ -41,6 +43,14 @@ def run_large(out: Path, small: bool) -> dict[str, Any]:
     (out / "large.txt").write_text(text + "\n")
     say(text)
     return document["verdicts"]
+
+
+def run_precisions(out: Path, small: bool) -> dict[str, Any]:
+    from tests.accelerator.large import measure_precisions
+
+    document = measure_precisions(small, say)
+    (out / "precisions.json").write_text(json.dumps(document, indent=1) + "\n")
+    return {"auto": document["auto"]}
 
 
 def run_bundled(out: Path, small: bool) -> dict[str, Any]:
@@ -90,6 +100,9 @@ def say(message: str) -> None:
     print(message, flush=True)
 
 
+RUN = {"tests": run_tests, "large": run_large, "precisions": run_precisions, "bundled": run_bundled}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.accelerator", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for JSON and logs")
@@ -106,7 +119,7 @@ def main() -> int:
     for stage in chosen.stages.split(","):
         start = time.perf_counter()
         try:
-            found = {"tests": run_tests, "large": run_large, "bundled": run_bundled}[stage](chosen.out, chosen.small)
+            found = RUN[stage](chosen.out, chosen.small)
         except Exception as error:  # the next stage may still tell something
             import traceback
 

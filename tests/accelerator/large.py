@@ -16,14 +16,18 @@ from core.costs import CostTable, time_passes
 from core.costs.rounds import RoundCosts, promise
 from core.decoding import speculative
 from core.drafting.length import Adaptive, Controller, Fixed
+from core.errors import release_memory
 from core.lanes import describe_environment
+from core.loading.fastest import ROWS, fastest_precision, time_products
 from core.loading.model import Model
 from core.loading.pair import Pair
+from core.loading.precision import product_shapes
 from core.measuring.bench import describe_bandwidth
 from core.measuring.peers import transformers_peers
 from core.records import Run, Settings, Spread, summarise
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
+from core.runners.static_layers import StaticNetwork
 from tests.accelerator.models import DRAFT, SMALL, TARGET, as_model, build
 from tests.accelerator.scripted import ScriptedDrafter, ScriptedTarget
 
@@ -32,6 +36,8 @@ CURVE = tuple(range(1, 18))
 ALPHAS = (0.6, 0.8, 0.9)
 LENGTHS = (2, 4, 6, 8)
 CONTEXT = 128
+FAR, SMALL_FAR = 4096, 200
+FAR_CURVE = (1, 5, 17)
 WANTED = {
     "plain over transformers' generate": 3.0,
     "speculative over plain at acceptance 0.8": 1.5,
@@ -66,11 +72,11 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
         as_model("draft", build(scale.draft, "bf16", device), "bf16"),
     )
     assert pair.draft is not None
-    if device.type == "cpu":  # the same passes, eagerly
-        for model in (pair.target, pair.draft):
-            model.runner_kind, model._fused = GraphRunner.kind, None
+    for model in (pair.target, pair.draft):
+        as_captured(model)
     say(f"runners: {pair.target.runner_kind}, {pair.draft.runner_kind}")
-    curves = {name: curve_of(model, say) for name, model in (("target", pair.target), ("draft", pair.draft))}
+    far = SMALL_FAR if small else FAR
+    curves = {name: curve_of(model, say, far) for name, model in (("target", pair.target), ("draft", pair.draft))}
     say("what they cost where they stand in a round")
     pair.target.costs, pair.draft.costs = rounds = pair.time_rounds(lengths=CURVE)
     runs = Runs(pair, scale, say)
@@ -96,14 +102,51 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
     return document
 
 
-def curve_of(model: Model, say: Say) -> dict[str, CostTable]:
-    """The verification cost curve on the runner the model chose, and on transformers' own forward."""
-    say(f"what a pass over 1 to {CURVE[-1]} tokens of the {model.name} costs")
-    with model.lease() as runner:
-        chosen = time_passes(runner, CONTEXT, 5, CURVE)
-        if isinstance(runner, GraphRunner) and runner.failure:
-            say(f"NOT CAPTURED: {runner.failure}")
-    return {"chosen": chosen, "dynamic": time_passes(DynamicRunner(model.network, model.vocab_size), CONTEXT, 3, CURVE)}
+def curve_of(model: Model, say: Say, far: int = FAR) -> dict[str, CostTable]:
+    """The verification cost curve on the runner the model chose, on transformers' own modules captured alike, and on
+    its own forward; the first two behind a long text too."""
+    say(f"what a pass over 1 to {CURVE[-1]} tokens of the {model.name} costs ({model.runner_kind})")
+    modules = GraphRunner(model.network, model.vocab_size, limit=model.context_length)
+    found: dict[str, CostTable] = {}
+    with model.lease(far + 2 * CURVE[-1]) as chosen:
+        for name, runner in (("chosen", chosen), ("modules", modules)):
+            found[name] = time_passes(runner, CONTEXT, 5, CURVE)
+            runner.reset()
+            found[f"{name} at {far}"] = time_passes(runner, far, 5, FAR_CURVE)
+            if isinstance(runner, GraphRunner) and runner.failure:
+                say(f"NOT CAPTURED: {runner.failure}")
+    found["dynamic"] = time_passes(DynamicRunner(model.network, model.vocab_size), CONTEXT, 3, CURVE)
+    return found
+
+
+def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
+    """The target's curves in each precision, what one layer's products take in it, and what `auto` would take."""
+    scale = TINY if small else FULL
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    document: dict[str, Any] = {"curves": {}, "products": {}}
+    for precision in ("nf4", "int4", "bf16"):
+        torch.manual_seed(0)
+        network = build(scale.target, precision, device)
+        shapes = tuple((name, *shape) for name, shape in product_shapes(network.config).items())
+        document["auto"] = vars_or_none(fastest_precision(network.config, device, measure=True))
+        document["products"][precision] = dict(zip(ROWS, time_products(device, shapes, precision, layers=2)))
+        model = as_model("target", network, precision)
+        as_captured(model)
+        curves = curve_of(model, say, SMALL_FAR if small else FAR)
+        document["curves"][precision] = {kind: table.to_dict() for kind, table in curves.items()}
+        del network, model
+        release_memory()
+    return document
+
+
+def as_captured(model: Model) -> None:
+    """On a CPU the passes that a GPU captures, eagerly."""
+    if model.device.type == "cpu":
+        model.runner_kind, model._fused = GraphRunner.fused_kind, StaticNetwork(model.network)
+
+
+def vars_or_none(found: Any) -> dict[str, Any] | None:
+    return None if found is None else vars(found)
 
 
 class Runs:

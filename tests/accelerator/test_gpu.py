@@ -15,9 +15,12 @@ from core.drafting.model import ModelDrafter
 from core.lanes import open_lane
 from core.measuring.bench import copy_bandwidth
 from core.records import first_divergence
+from core.runners.architecture import FAMILIES
 from core.runners.dynamic import DynamicRunner
-from core.runners.graph import GraphRunner, why_not
+from core.runners.graph import GraphRunner, fused_for, why_not
 from core.runners.host import ids_on
+from core.runners.products import int4_obstacle
+from core.runners.static_layers import StaticNetwork
 from core.sampling import Sampling, Uniforms
 from core.settings import METHODS, Settings
 
@@ -35,6 +38,13 @@ places."""
 
 def on(device, architecture, seed=3):
     return random_model(architecture, seed=seed, dtype=torch.float32).to(device)
+
+
+def fused_on(network):
+    """The fused forward, found to answer as transformers' own does on this device."""
+    found = fused_for(network)
+    assert isinstance(found, StaticNetwork), found
+    return found
 
 
 def needs_cuda(device):
@@ -55,10 +65,16 @@ def assert_captured(runner, device):
 @pytest.mark.parametrize(
     "architecture", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "gpt2", "olmo2"]
 )
-def test_captured_passes_are_the_dynamic_runner_s(device, architecture):
-    """Each number of tokens twice, captured and replayed, over growth, rollbacks, trees, their paths and early exit."""
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "modules"])
+def test_captured_passes_are_the_dynamic_runner_s(device, architecture, fused):
+    """Each number of tokens twice, captured and replayed, over growth, rollbacks, trees, their paths, features and
+    early exit: through the fused forward and through transformers' own modules."""
     network = on(device, architecture)
-    own, ours = DynamicRunner(network, VOCABULARY), GraphRunner(network, VOCABULARY, capacity=32)
+    if fused and architecture not in FAMILIES:
+        pytest.skip("has no fused forward")
+    own = DynamicRunner(network, VOCABULARY)
+    ours = GraphRunner(network, VOCABULARY, capacity=32, fused=fused_on(network) if fused else None)
+    features = [runner.watch([1, 2]) for runner in (own, ours)]
     prompt = ids_on(device, random_prompt(60))
 
     def both(act):
@@ -75,6 +91,7 @@ def test_captured_passes_are_the_dynamic_runner_s(device, architecture):
         both(lambda runner, repeat=repeat: runner.feed(prompt[repeat : repeat + len(TREE)], TREE))
         both(lambda runner, path=[[0, 1, 3], [0, 2, 5], [0]][repeat]: runner.keep(path))
         both(lambda runner, repeat=repeat: runner.view(1).feed(prompt[repeat : repeat + 2]))
+    torch.testing.assert_close(*(found.take(own.length) for found in features), **CLOSE)
     assert_captured(ours, device)
 
 
@@ -138,8 +155,9 @@ def test_a_pass_that_cannot_be_captured_runs_eagerly(device):
 @pytest.mark.parametrize("gamma", [1, 8])
 def test_a_round_waits_for_the_device_once(device, sampling, gamma):
     """PyTorch itself tells of every call that waits."""
-    target = GraphRunner(on(device, "llama"), VOCABULARY)
-    drafter = ModelDrafter(GraphRunner(on(device, "llama", seed=4), VOCABULARY), sampling)
+    networks = on(device, "llama"), on(device, "llama", seed=4)
+    target, draft = (GraphRunner(network, VOCABULARY, fused=fused_on(network)) for network in networks)
+    drafter = ModelDrafter(draft, sampling)
     numbers, context = Uniforms(0, device), random_prompt(20)
     for n in (1, 2):  # what the draft reads in a round: two tokens after one that stood as a whole
         drafter.runner.feed(ids_on(device, random_prompt(n)))
@@ -163,8 +181,8 @@ def test_a_round_waits_for_the_device_once(device, sampling, gamma):
     assert len(waits) == 1, waits
 
 
-@pytest.mark.parametrize("precision", ["nf4", "bf16", "fp32"])
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("plain", "head")])
+@pytest.mark.parametrize("precision", ["nf4", "int4", "bf16", "fp32"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "plain" and not m.startswith("head")])
 def test_greedy_speculation_writes_what_plain_decoding_writes(device, pairs, precision, method):
     """Up to a near-tie of two logits: in float32 not even that."""
     pair = pairs(precision)
@@ -180,7 +198,7 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(device, pairs, pre
     parting = first_divergence(plain, speculative)
     assert parting is None or parting.logit_gap < (1e-3 if precision == "fp32" else NEAR_TIE)
     if device.type == "cuda":
-        assert pair.target.runner_kind == GraphRunner.kind
+        assert pair.target.runner_kind == GraphRunner.fused_kind
 
 
 def test_weights_take_what_they_are_said_to(device, pairs):
@@ -221,6 +239,10 @@ def test_capturing_is_not_counted_to_a_run(device):
 def test_what_is_captured_is_chosen_by_the_device(device):
     reason = why_not(on(device, "llama"))
     assert reason is None if device.type == "cuda" else "need a CUDA device" in reason
+
+
+def test_int4_s_kernel_is_right_on_the_device(device):
+    assert int4_obstacle(device) is None
 
 
 def test_copy_bandwidth(device):

@@ -92,9 +92,17 @@ def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Samp
     p, q, tokens = sampling.probabilities(logits), draft.probs, draft.tokens
     above = ids_on(p.device, [parent + 1 for parent in parents])
     given = () if q is None else (q.gather(1, tokens[:, None])[:, 0],)
-    drafted, p_of, numbers, *q_of = lists_on_host(tokens, p[above, tokens], uniforms[: k + 1], *given)
-    path, rejected, token, corrected = verify_tree(p, drafted, parents, q, torch.tensor(numbers), draft.replacement)
-    token_p = p[path[-1] + 1 if path else 0, token].item()
+    shown = tokens, p[above, tokens], uniforms[: k + 1], *given
+    if walks_on_host(p):
+        drafted, p_of, numbers, *q_of = lists_on_host(*shown)
+        path, rejected, token, corrected = verify_tree(p, drafted, parents, q, torch.tensor(numbers), draft.replacement)
+        token_p = p[path[-1] + 1 if path else 0, token].item()
+    else:
+        taken, following = verify_nodes(p, tokens, parents, q, uniforms[: k + 1], draft.replacement)
+        of_following = p.gather(1, following[:, None])[:, 0]
+        drafted, p_of, numbers, *q_of, to, tokens_after, p_after = lists_on_host(*shown, taken, following, of_following)
+        path, rejected, token, corrected = follow(to, tokens_after, parents)
+        token_p = p_after[path[-1] + 1 if path else 0]
     _check_numbers(not any(map(isnan, [token_p, *p_of])))
     outcome, q_given = _outcome(k, corrected), q_of[0] if q_of else [1.0] * k
     return Verdict(drafted, path, rejected, token, outcome, p_of, q_given, token_p, numbers[:-1])
@@ -204,6 +212,59 @@ def verify_tree(
     return TreeVerdict(path, rejected, int(draw(law, uniforms[-1])), corrected=bool(children))
 
 
+def walks_on_host(p: Tensor) -> bool:
+    """Whether a tree is judged node by node (`verify_tree`): where a node's law need not be waited for."""
+    return p.device.type == "cpu"
+
+
+def verify_nodes(
+    p: Tensor, tokens: Tensor, parents: Sequence[int], q: Tensor | None, uniforms: Tensor, replacement: bool
+) -> tuple[Tensor, Tensor]:
+    """The rule of `verify_tree` at every node, as if each were reached: for each row of p [k+1] int64 the index of the
+    child that stands there, -1 for none, and the token that follows where none does. The arguments are those of
+    `verify_tree`, tokens [k] and uniforms [k+1] on the device of p. No data-dependent control flow: a device does in
+    one go what a host would have to wait for at every level.
+    """
+    below: list[list[int]] = [[] for _ in range(len(p))]
+    for child, parent in enumerate(parents):
+        below[parent + 1].append(child)
+    law, taken = p.clone(), torch.full((len(p),), -1, dtype=torch.long, device=p.device)
+    first = ids_on(p.device, [children[0] if children else 0 for children in below])
+    proposals = None if q is None else q.index_select(0, first)
+    for rank in range(max(map(len, below))):
+        nodes = [node for node, children in enumerate(below) if len(children) > rank]
+        rows, child = ids_on(p.device, nodes), ids_on(p.device, [below[node][rank] for node in nodes])
+        token, left = tokens[child][:, None], law[rows]
+        tested = torch.zeros_like(left).scatter_(1, token, 1.0) if proposals is None else proposals[rows]
+        free = taken[rows] < 0
+        stands = uniforms[child] * tested.gather(1, token)[:, 0] < left.gather(1, token)[:, 0]
+        taken[rows] = torch.where(free & stands, child, taken[rows])
+        law[rows] = torch.where((free & ~stands)[:, None], residual(left, tested), left)
+        again = [node for node in nodes if len(below[node]) > rank + 1]
+        if again:
+            rows = ids_on(p.device, again)
+            law[rows] = _normalised(law[rows])
+            if proposals is not None and not replacement:
+                tried = tokens[ids_on(p.device, [below[node][rank] for node in again])][:, None]
+                proposals[rows] = _normalised(proposals[rows].scatter(1, tried, 0.0))
+    return taken, draw(law, uniforms[-1:].expand(len(p)))
+
+
+def follow(taken: Sequence[int], following: Sequence[int], parents: Sequence[int]) -> TreeVerdict:
+    """The path that `verify_nodes` leaves, from the root."""
+    path: list[int] = []
+    rejected: list[int] = []
+    node: int = -1
+    while True:
+        children = [i for i, parent in enumerate(parents) if parent == node]
+        stands = taken[node + 1]
+        if stands < 0:
+            return TreeVerdict(path, rejected + children, following[node + 1], corrected=bool(children))
+        rejected += children[: children.index(stands)]
+        path.append(stands)
+        node = stands
+
+
 def verify_greedy(choices: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> TreeVerdict:
     """The limit of both rules at temperature 0, where laws are one-hot: a token stands if it is the target's choice.
 
@@ -232,4 +293,4 @@ def _point_mass(like: Tensor, token: int) -> Tensor:
 
 
 def _normalised(law: Tensor) -> Tensor:
-    return law / law.sum()
+    return law / law.sum(-1, keepdim=True)

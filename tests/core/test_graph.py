@@ -86,10 +86,12 @@ def test_the_host_waits_once_a_plain_step(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (4, 3, 2)], ids=str)
-def test_the_host_waits_once_a_greedy_tree(shape, monkeypatch):
-    target, drafter = pair_of("model", Sampling())
-    tree = TreeDrafter(drafter.runner, Sampling(), lambda: shape)
-    assert waits_of_a_round(target, tree, len(shape), Sampling(), monkeypatch) == 1
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=str)
+def test_the_host_waits_once_a_tree(shape, sampling, monkeypatch):
+    monkeypatch.setattr("core.verification.walks_on_host", lambda p: False)  # as for a device
+    target, drafter = pair_of("model", sampling)
+    tree = TreeDrafter(drafter.runner, sampling, lambda: shape, replacement=True)
+    assert waits_of_a_round(target, tree, len(shape), sampling, monkeypatch) == 1
 
 
 def test_one_transfer_brings_what_is_there():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.verification import residual, verify_chain, verify_greedy, verify_tree
+from core.verification import follow, residual, verify_chain, verify_greedy, verify_nodes, verify_tree
 
 P = torch.tensor([0.6, 0.3, 0.1])
 Q = torch.tensor([0.2, 0.3, 0.5])
@@ -152,6 +152,27 @@ def test_impossible_sibling_is_refused_even_at_zero(replacement):
     p = torch.tensor([0.5, 0.5, 0.0]).expand(3, 3)
     verdict = tree(p, [2, 0], [-1, -1], Q.expand(2, 3), [0.0, 0.0, 0.0], replacement)
     assert verdict.rejected[0] == 0
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("soft", [True, False])
+def test_all_nodes_at_once_are_judged_as_one_by_one(replacement, soft):
+    """What a device does without asking the host is the same walk: same path, refusals and token, on random trees."""
+    draws = torch.Generator().manual_seed(11)
+    met = set()
+    for _ in range(150):
+        k = int(torch.randint(1, 12, (), generator=draws))
+        parents = [int(torch.randint(-1, i, (), generator=draws)) if i else -1 for i in range(k)]
+        p = torch.rand(k + 1, 8, generator=draws).pow(4).softmax(-1)
+        q = torch.rand(k, 8, generator=draws).pow(4).softmax(-1)
+        tokens, uniforms = torch.randint(0, 8, (k,), generator=draws), torch.rand(k + 1, generator=draws)
+        if not replacement:  # siblings without replacement are different tokens
+            tokens = torch.tensor([parents[:i].count(parent) for i, parent in enumerate(parents)]) % 8
+        own = verify_tree(p, tokens.tolist(), parents, q if soft else None, uniforms, replacement)
+        taken, following = verify_nodes(p, tokens, parents, q if soft else None, uniforms, replacement)
+        assert follow(taken.tolist(), following.tolist(), parents) == own
+        met.add((len(own.path) > 1, len(own.rejected) > 1, own.corrected))
+    assert len(met) >= 5
 
 
 def test_of_a_tree_only_the_rows_that_are_reached_come_to_the_host(monkeypatch):

@@ -71,7 +71,8 @@ class Stacked:
         self._whole: Any = first.product if isinstance(first, Share) else None
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
-        if self._whole is None and first.weight.is_floating_point():
+        quantised = hasattr(first.weight, "quant_state")  # 4 bits may be stored in a type of floats
+        if self._whole is None and not quantised and first.weight.is_floating_point():
             self._bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
             weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
             _make_views(linears, weight)

@@ -12,12 +12,12 @@ from core.errors import Cancelled, UserError
 from core.progress import Progress, Stop, never, silent
 from core.records import Round, Run
 from core.settings import METHODS, POCKET_NAME, SMOLLM2_NAME, Settings
-from core.text import Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from core.inspecting.catalogue import Found
+    from core.text import Prompt
     from core.training.kept import Kept
 
 Remote = Callable[[str, Settings, Stop, list[Run]], Iterator[dict[str, Any]]]
@@ -69,7 +69,7 @@ class Engine:
     ) -> Any:
         """The pair these settings name. One load at a time; pairs nobody used for longest are let go where memory is
         short, and beyond `kept` (a GPU keeps one). A load that fails leaves the others as they are. Without `measure`,
-        what its passes cost is measured when a run first asks."""
+        nothing is timed (core.loading.load_pair)."""
         from core.loading import load_pair
 
         if (pair := self.loaded(settings)) is not None:

@@ -82,8 +82,9 @@ def load_pair(
     """The target and, where one is named, the draft of these settings; with no target, the bundled pair.
 
     `costs` are tables measured before, by role ("target", "draft"); `dynamic` is the reason, where there is one, why
-    transformers' own forward is to be used whatever else could be. Without `measure`, what passes cost is measured when
-    it is first asked for (`Pair.measure_costs`).
+    transformers' own forward is to be used whatever else could be. Without `measure`, nothing is timed: what passes
+    cost is measured when it is first asked for (`Pair.measure_costs`), and the caller has the threads chosen when the
+    machine is quiet (`Model.choose_threads`).
 
     Downloads what is missing, reads what it will take, and only then, after `make_room` where memory is short,
     allocates anything. Raises UserError with one sentence for whatever a person can mend, and Cancelled after `stop`.
@@ -107,7 +108,7 @@ def load_pair(
     placement = _find_room(sources, device, make_room, beside)
     try:
         models = _load_sources(sources, device, placement, progress, stop)
-        pair = _ready(models, costs or {}, dynamic)
+        pair = _ready(models, costs or {}, dynamic, measure)
         if head is not None and draft_name is not None:
             progress(f"Reading {draft_name}")
             pair.head = load_head(draft_name, head, pair.target, settings.draft_precision)
@@ -271,13 +272,14 @@ def _load_sources(
     return models
 
 
-def _ready(models: Sequence[Model], costs: Mapping[str, CostTable], dynamic: str | None) -> Pair:
+def _ready(models: Sequence[Model], costs: Mapping[str, CostTable], dynamic: str | None, measure: bool) -> Pair:
     """The pair, with what has to be known of it before anything runs: threads and the translation of tokens."""
     target, draft = models[0], models[1] if len(models) > 1 else None
     for model in models:
         if dynamic:
             model.fall_back(dynamic)
-    target.choose_threads()
+    if measure:
+        target.choose_threads()
     translation = None if draft is None or same_tokens(target, draft) else translate(target, draft)
     pair = Pair(target, draft, translation)
     for role, model in zip(("target", "draft"), models):

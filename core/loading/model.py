@@ -59,7 +59,7 @@ class Model:
     exit_agreement: float | None = None
     """Share of tokens that the measured exit layer's head and the whole model would choose alike."""
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
-    threads: int = field(default_factory=torch.get_num_threads)
+    threads: int = ALL_THREADS
     notes: list[str] = field(default_factory=list)
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
     origin: str | None = None
@@ -253,6 +253,10 @@ def read_bandwidth(device: torch.device, count: int, size: int = READ_BYTES) -> 
 WORTH_IT = 1.3
 
 
+FEWEST, LONG_ENOUGH = 3, 0.1
+"""Times that work is done on so many threads, and the seconds after which more of them would tell little more."""
+
+
 def fastest_threads(work: Callable[[], object], repeats: int = 7) -> int:
     """One thread, unless all of them do `work` at least 1.3 times as fast; OMP_NUM_THREADS decides where it is set."""
     most = torch.get_num_threads()
@@ -289,4 +293,6 @@ def _time(work: Callable[[], object], threads: int, repeats: int) -> float:
         work()
         if repeat >= 2:
             samples.append(time.perf_counter() - start)
+        if len(samples) >= FEWEST and sum(samples) > LONG_ENOUGH:
+            break
     return median(samples)

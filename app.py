@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it asks once
 with suppress(ImportError):
@@ -16,28 +17,33 @@ with suppress(ImportError):
 
 
 def main() -> int:
+    from app.serving.starting import beside, clear_up, leave_garbage, load
     from app.settings import read_arguments, unmet
+    from core.progress import console
 
     chosen = read_arguments()
-    from app.api import leave_to_programs
-    from app.insides import hang_up
-    from app.page import build, launch_options
+    leave_garbage()
+    tell = console()
+    tell("Importing PyTorch and transformers")
     from app.serving import Engine
-    from app.serving.device import Device, measure_in_turn
+    from app.serving.device import Device, when_free
     from app.serving.spaces import settle_in
     from core.errors import UserError
     from core.loading.pair import choose_method, choose_target
-    from core.progress import console
     from core.records import Settings
 
     target = choose_target(chosen.target)
     method = choose_method(target, chosen.draft)
     settings = Settings(target=target, draft=chosen.draft, method=method, precision=chosen.precision)
-    device = Device()
+    device, engine = Device(), Engine(settings)
     try:
-        engine = Engine(settings)
         settle_in(engine)
-        pair = engine.load(engine.settings, console(), measure=False)
+        with beside(partial(load, engine, tell)) as loading:
+            from app.api import leave_to_programs
+            from app.insides import hang_up
+            from app.page import build, launch_options
+        pair = loading.result()
+        pair.target.choose_threads()  # now that nothing else computes
         page = build(engine, public=chosen.public, device=device)
         if chosen.mcp:
             leave_to_programs(page)
@@ -59,7 +65,8 @@ def main() -> int:
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
 
     ended = threading.Event()
-    threading.Thread(target=measure_in_turn, args=(device, pair), name="measuring", daemon=True).start()
+    later = (device, clear_up, pair.measure_all)
+    threading.Thread(target=when_free, args=later, name="measuring", daemon=True).start()
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda *_: ended.set())
     ended.wait()

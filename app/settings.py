@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from core.cli import flag
-from core.drafting.tree import parse_shape
 from core.errors import UserError
 from core.settings import POCKET_NAME, SPECS, Settings
 
@@ -42,6 +41,8 @@ def settings_from(base: Settings, *, most_new_tokens: int = MOST_NEW_TOKENS, **c
     given = {name: _read(name, controls, most.get(name)) for name in CONTROLS if name not in PAIR_CONTROLS}
     found = replace(pair_from(base, **controls), **given)
     if found.tree:
+        from core.drafting.tree import parse_shape  # here, so that arguments are read before PyTorch is imported
+
         parse_shape(found.tree)
     return found
 

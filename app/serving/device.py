@@ -125,14 +125,15 @@ class Device:
             return left + (ahead - 1) * usual
 
 
-def measure_in_turn(device: Device, pair: Any) -> None:
-    """Measure what passes of a pair cost as soon as the device is free: while its first visitors are still reading."""
+def when_free(device: Device, *jobs: Callable[[], object]) -> None:
+    """Do some jobs in a turn of their own as soon as the device is free: while the first visitors are still reading."""
     with suppress(UserError), device.turn() as turn:
         while not turn.wait(0.5):
             if device.closing:
                 return
-        if not device.closing:
-            pair.measure_all()
+        for job in jobs:
+            if not device.closing:
+                job()
 
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from app.playground.race import race
 from app.serving import Engine
 from app.serving.device import Event, Stop, in_background
 from app.serving.turns import guarded
@@ -45,6 +44,7 @@ def race_job(settings: dict[str, Any], prompt: str, costs: dict[str, Any]) -> It
     found: dict[str, Any] = {}
 
     def events() -> Iterator[Event]:
+        from app.playground.race import race  # its room imports Gradio, which a start leaves for later
         from core.costs import CostTable
         from core.loading import load_pair
 

@@ -1,12 +1,11 @@
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import fastapi
 import gradio as gr
 import pytest
 
-from app.serving.device import Device, measure_in_turn
+from app.serving.device import Device, when_free
 from app.serving.stops import ARRIVED, LONGEST_WAIT, Stops
 from core.errors import UserError
 
@@ -23,19 +22,18 @@ def test_turns_come_in_order_of_arrival() -> None:
         assert again.wait(0)
 
 
-def test_the_first_pair_is_measured_when_the_device_is_free() -> None:
+def test_what_a_start_left_for_later_is_done_when_the_device_is_free() -> None:
     device, measured = Device(), threading.Event()
-    pair = SimpleNamespace(measure_all=measured.set)
     with device.turn() as run:
         assert run.wait(0)
-        thread = threading.Thread(target=measure_in_turn, args=(device, pair))
+        thread = threading.Thread(target=when_free, args=(device, measured.set))
         thread.start()
         assert not measured.wait(0.05)
     assert measured.wait(60)
     thread.join()
     measured.clear()
     device.close()
-    measure_in_turn(device, pair)
+    when_free(device, measured.set)
     assert not measured.is_set()
 
 

@@ -43,14 +43,9 @@ def test_an_error_of_the_job_is_there_to_be_met_and_one_of_the_block_stops_it() 
 
 def test_garbage_is_collected_again_in_the_end() -> None:
     leave_garbage()
-    try:
-        assert not gc.isenabled()
-    finally:
-        clear_up()
-    try:
-        assert gc.isenabled() and gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
+    assert not gc.isenabled()
+    clear_up()
+    assert gc.isenabled() and gc.get_freeze_count()
 
 
 def test_arguments_are_read_before_anything_slow_is_imported() -> None:

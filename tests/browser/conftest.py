@@ -20,7 +20,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / room) for room in ("app", "core")), str(Path(__file__).parent)]
 
-from driving import ARGUMENTS, free_port  # noqa: E402
+from driving import ARGUMENTS, free_port, visitors  # noqa: E402
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,40 +116,26 @@ def as_new(engine: Any) -> Any:
     return engine
 
 
+@pytest.fixture(scope="session")
+def idle(chromium: Any) -> Iterator[list[Any]]:
+    """Contexts whose visitor has left: as new, but for Gradio's scripts, which they need not fetch and read again."""
+    contexts: list[Any] = []
+    yield contexts
+    for context in contexts:
+        context.close()
+
+
 @pytest.fixture
-def visit(chromium: Any) -> Iterator[Any]:
+def visit(chromium: Any, idle: list[Any]) -> Iterator[Any]:
     """Open an address as a new visitor."""
-    yield from visitors(chromium)
+    yield from visitors(chromium, idle)
 
 
 @pytest.fixture(scope="module")
-def visit_once(chromium: Any, scripted: tuple[Any, str]) -> Iterator[Any]:
+def visit_once(chromium: Any, idle: list[Any], scripted: tuple[Any, str]) -> Iterator[Any]:
     """The same for a page that tests of one file share, over the scripted engine as new."""
     as_new(scripted[0])
-    yield from visitors(chromium)
-
-
-def visitors(chromium: Any) -> Iterator[Any]:
-    """A function that opens an address; at the end no visitor may have asked another host or met a script error."""
-    contexts, trouble = [], []
-
-    def open_(address: str, **options: Any) -> Any:
-        context = chromium.new_context(viewport={"width": 1440, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("request", lambda request: _own(request.url, address) or trouble.append(request.url))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: trouble.append(dialog.message))
-        page.goto(address)
-        page.wait_for_selector("#run")
-        page.wait_for_function("document.querySelector('.race')?.race")
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not trouble
+    yield from visitors(chromium, idle)
 
 
 @pytest.fixture
@@ -178,8 +164,3 @@ def from_disk(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     for context in contexts:
         context.close()
     assert not trouble
-
-
-def _own(url: str, address: str) -> bool:
-    home = "/".join(address.split("/", 3)[:3])  # an address may say more than where the page is
-    return url.startswith((home, "data:", "blob:"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 ARGUMENTS = [
@@ -14,6 +15,7 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
+SCREEN: Any = {"width": 1440, "height": 900}
 
 
 def free_port() -> int:
@@ -64,3 +66,55 @@ def set_number(page: Any, label: str, value: float) -> None:
 
 def status(page: Any) -> str:
     return page.inner_text(".race .status-text")
+
+
+def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
+    """A function that opens an address; at the end no visitor may have asked another host or met a script error. With
+    options, of a context or `cold`, the visitor's context is nobody else's before and after."""
+    contexts: dict[Any, set[str]] = {}
+    """With the places that were visited in those that go on to the next visitor."""
+    trouble: list[str] = []
+
+    def open_(address: str, cold: bool = False, **options: Any) -> Any:
+        own = cold or bool(options)
+        context = idle.pop() if idle and not own else chromium.new_context(viewport=SCREEN, **options)
+        contexts[context] = set() if own else {_home(address)}
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("request", lambda request: _own(request.url, address) or trouble.append(request.url))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.goto(address)
+        page.wait_for_selector("#run")
+        page.wait_for_function("document.querySelector('.race')?.race")
+        return page
+
+    yield open_
+    for context, places in contexts.items():
+        if places:
+            forget(context, places)
+            idle.append(context)
+        else:
+            context.close()
+    assert not trouble
+
+
+def forget(context: Any, places: set[str]) -> None:
+    """All that a visitor left in a context: pages, cookies and whatever scripts can store."""
+    for page in context.pages:
+        page.close()
+    context.clear_cookies()
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    for origin in places:
+        session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    page.close()
+
+
+def _own(url: str, address: str) -> bool:
+    return url.startswith((_home(address), "data:", "blob:"))
+
+
+def _home(address: str) -> str:
+    """Where the page is: an address may say more."""
+    return "/".join(address.split("/", 3)[:3])

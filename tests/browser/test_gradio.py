@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 import uvicorn
-from driving import free_port, open_tab, run_to_end
+from driving import free_port, open_tab, run_to_end, visitors
 from fastapi import FastAPI
 from test_compare import choose, choose_prompts
 
@@ -24,6 +24,16 @@ SELECTORS = """sheet => {
 MISSING = "selectors => selectors.filter(each => !document.querySelector(each.replace(/::[-a-z]+$/, '')))"
 KEPT = """() => performance.getEntriesByType("resource").filter(each => each.name.includes("/scripts/"))
     .map(each => [each.name.split("/scripts/")[1].split("/").slice(1).join("/"), each.transferSize])"""
+LEAVE = """async () => {
+    localStorage.setItem("left", "mine");
+    sessionStorage.setItem("left", "mine");
+    document.cookie = "left=mine; max-age=60";
+    await caches.open("left");
+}"""
+LEFT = """async () => [
+    localStorage.getItem("left"), sessionStorage.getItem("left"),
+    document.cookie.includes("left"), await caches.has("left"),
+]"""
 
 
 def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
@@ -81,8 +91,22 @@ def test_scripts_find_the_sidebar_its_infos_and_the_tabs(scripted: tuple[Any, st
     page.wait_for_selector("#sidebar:not(.open)")
 
 
+def test_a_visitor_finds_nothing_of_the_one_before(
+    chromium: Any, idle: list[Any], scripted: tuple[Any, str], engine: Any
+) -> None:
+    """Tests follow each other in one context, and are none of each other's business."""
+    for _ in range(2):
+        visitors_of_a_test = visitors(chromium, idle)
+        page = next(visitors_of_a_test)(scripted[1])
+        assert page.evaluate(LEFT) == [None, None, False, False]
+        page.evaluate(LEAVE)
+        assert page.evaluate(LEFT) == ["mine", "mine", True, True]
+        assert next(visitors_of_a_test, None) is None
+        assert page.is_closed()
+
+
 def test_a_page_opened_again_asks_for_no_script(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
-    page = visit(scripted[1])
+    page = visit(scripted[1], cold=True)
     first = dict(page.evaluate(KEPT))
     assert set(first) == {*modules()} - {"tokens/replay_page.js"} and all(first.values())
     page.reload()

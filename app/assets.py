@@ -19,6 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+FOREVER = "public, max-age=31536000, immutable"
+"""For how long a browser may keep what has a name of its own for every content."""
 INCLUDE = re.compile(r"<!-- include ([\w/]+\.html) -->\n")
 IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[\w./]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
@@ -65,8 +67,7 @@ def route() -> Route:
         text = modules().get(request.path_params["module"])
         if text is None or request.path_params["version"] != version():
             return Response("There is no such script.", 404, media_type="text/plain")
-        forever = {"Cache-Control": "public, max-age=31536000, immutable"}
-        return Response(text, headers=forever, media_type="text/javascript")
+        return Response(text, headers={"Cache-Control": FOREVER}, media_type="text/javascript")
 
     return Route("/scripts/{version}/{module:path}", serve)
 

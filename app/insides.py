@@ -12,13 +12,15 @@ browser tab; one that was only changed stays (`app.page.build`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from typing import Any
 
 import gradio as gr
 from gradio.events import EventListener
+from starlette.datastructures import MutableHeaders
 
-from app.assets import address
+from app.assets import FOREVER, address
 
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Of an event that is the page's own: nothing spins over its outputs, and programs do not see it."""
@@ -93,6 +95,27 @@ def scope_of(request: gr.Request | None) -> dict[str, Any]:
     Of a queued call it is that of joining the queue. Empty where there is no request: for a function that Python calls.
     """
     return getattr(getattr(request, "request", None), "scope", {})
+
+
+HASHED = re.compile(r"/assets/[\w.-]+-[\w-]{8}\.(?:js|css)$")
+"""Paths of Gradio's scripts and sheets whose names change with what is in them."""
+
+
+class KeptForGood:
+    """ASGI middleware by which a browser keeps Gradio's hashed scripts and sheets: Gradio says nothing of how long they
+    hold, so that a page opened again would ask for each of more than a hundred anew."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                MutableHeaders(scope=message).setdefault("Cache-Control", FOREVER)
+            await send(message)
+
+        hashed = scope["type"] == "http" and HASHED.search(scope["path"])
+        await self.app(scope, receive, sent if hashed else send)
 
 
 def hang_up(page: gr.Blocks) -> None:

@@ -16,7 +16,7 @@ from app.compare import Compare
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
 from app.history import History
-from app.insides import QUIET, calling, html_block
+from app.insides import QUIET, KeptForGood, calling, html_block
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
@@ -185,5 +185,5 @@ def launch_options() -> dict[str, Any]:
         "allowed_paths": [],
         "max_file_size": "20mb",
         "state_session_capacity": MOST_SESSIONS,
-        "app_kwargs": {"middleware": [Middleware(Arrivals)], "routes": [route()]},
+        "app_kwargs": {"middleware": [Middleware(Arrivals), Middleware(KeptForGood)], "routes": [route()]},
     }

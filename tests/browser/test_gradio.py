@@ -24,6 +24,8 @@ SELECTORS = """sheet => {
 MISSING = "selectors => selectors.filter(each => !document.querySelector(each.replace(/::[-a-z]+$/, '')))"
 KEPT = """() => performance.getEntriesByType("resource").filter(each => each.name.includes("/scripts/"))
     .map(each => [each.name.split("/scripts/")[1].split("/").slice(1).join("/"), each.transferSize])"""
+GRADIOS = """() => performance.getEntriesByType("resource")
+    .filter(each => new URL(each.name).pathname.startsWith("/assets/")).map(each => each.transferSize)"""
 LEAVE = """async () => {
     localStorage.setItem("left", "mine");
     sessionStorage.setItem("left", "mine");
@@ -109,9 +111,11 @@ def test_a_page_opened_again_asks_for_no_script(scripted: tuple[Any, str], engin
     page = visit(scripted[1], cold=True)
     first = dict(page.evaluate(KEPT))
     assert set(first) == {*modules()} - {"tokens/replay_page.js"} and all(first.values())
+    assert len(page.evaluate(GRADIOS)) > 50 and any(page.evaluate(GRADIOS))
     page.reload()
     page.wait_for_function("document.querySelector('.race')?.race")
     assert set(dict(page.evaluate(KEPT)).values()) == {0}
+    assert len(page.evaluate(GRADIOS)) > 50 and not any(page.evaluate(GRADIOS))
 
 
 def test_the_page_works_below_a_path_of_another_server(engine: Any, visit: Any) -> None:

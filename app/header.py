@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from core.progress import in_bytes
-from core.settings import POCKET_NAME, Settings
+from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 
@@ -15,11 +15,12 @@ DEVICES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 def facts(environment: dict[str, Any], settings: Settings) -> list[str]:
     """Device, pair, precision, memory of the weights, speculation."""
     target, draft = environment["target"], environment.get("draft")
-    models = [m for m in (target, draft) if m]
-    memory = sum(m["weight_bytes"] for m in models)
+    head = environment.get("head")
+    memory = sum(m["weight_bytes"] for m in (target, draft, head) if m)
+    drafting = head if settings.method in ("head", "head-tree") else None
     return [
         device(environment),
-        pair_name(environment),
+        pair_name(environment) + (f" + trained head {_count(drafting['parameters'])}" if drafting else ""),
         precisions(environment),
         f"{in_bytes(memory)} of weights",
         speculation(settings),
@@ -49,7 +50,10 @@ def short_name(name: str) -> str:
 
 def short_pair(settings: Settings) -> str:
     """Target and draft as they were asked for, by their short names."""
-    return " + ".join(short_name(name) for name in (settings.target or POCKET_NAME, settings.draft) if name)
+    from core.loading.pair import SMOLLM2_LABEL
+
+    names = [settings.target or POCKET_NAME, *([settings.draft] if settings.draft else [])]
+    return " + ".join(SMOLLM2_LABEL if name == SMOLLM2_NAME else short_name(name) for name in names)
 
 
 def pair_name(environment: dict[str, Any]) -> str:

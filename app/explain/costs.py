@@ -108,7 +108,7 @@ def _why_faster(run: Run, plain: Run | None, costs: Costs | None) -> str:
         parts.append(_traffic_table(found, base))
         parts.append(paragraph(_traffic_reading(found, base, costs)))
         parts.append(paragraph(describe_bandwidth(plain, base) if plain and base else describe_bandwidth(run, found)))
-    parts.append(_what_is_shared(run))
+    parts.append(_what_is_shared(run, with_bytes=found is not None))
     return "".join(parts) + "</section>"
 
 
@@ -153,7 +153,7 @@ def _traffic_reading(found: Traffic, base: Traffic | None, costs: Costs | None) 
     return says
 
 
-def _what_is_shared(run: Run) -> str:
+def _what_is_shared(run: Run, with_bytes: bool) -> str:
     costs = cost_table(run, "target")
     if costs is None:
         return ""
@@ -163,7 +163,7 @@ def _what_is_shared(run: Run) -> str:
         f"Measured on this target: a pass over one token takes {milliseconds(costs(1))}, over {last} tokens "
         f"{milliseconds(costs(last))}. So {share:.0%} of the pass is paid once, however many tokens ride along: "
         "reading weights, and on small models starting each operation. Only the rest, arithmetic, grows with the "
-        "tokens. The bandwidth is what the times imply if reading were all there is.",
+        "tokens." + (" The bandwidth is what the times imply if reading were all there is." if with_bytes else ""),
         "note",
     )
 

@@ -196,8 +196,8 @@ class Engine:
 
         self.admit(settings)
         card = find_card(gpu)
-        target, draft = settings.target or POCKET_NAME, settings.draft or (None if settings.target else POCKET_NAME)
-        return predict_on(card, target, draft, acceptance=acceptance, revision=settings.revision).to_dict()
+        named = {"target": settings.target, "draft": settings.draft, "revision": settings.revision}
+        return predict_on(card, **named, acceptance=acceptance).to_dict()
 
     @staticmethod
     def _key(settings: Settings) -> tuple[Any, ...]:

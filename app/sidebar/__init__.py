@@ -146,8 +146,11 @@ def _refused(reasons: dict[str, str | None]) -> gr.Markdown:
 
 
 def _refusals(reasons: dict[str, str | None]) -> str:
-    refused = {METHODS[m][0]: reason for m, reason in reasons.items() if reason is not None}
-    lines = "\n".join(f"**{name}**: {reason}  " for name, reason in refused.items())
+    refused: dict[str, list[str]] = {}
+    for method, reason in reasons.items():
+        if reason is not None:
+            refused.setdefault(reason, []).append(METHODS[method][0])
+    lines = "\n".join(f"**{'; '.join(names)}**: {reason}  " for reason, names in refused.items())
     return f"Not with this pair\n\n{lines}" if refused else ""
 
 

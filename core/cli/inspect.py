@@ -38,7 +38,7 @@ def run_inspect(arguments: argparse.Namespace) -> None:
         settings.target, settings.draft, draft_precision=settings.draft_precision, context=arguments.context, **given
     )
     drafts = drafts_for(settings.target or POCKET_NAME, **given)
-    predicted = like and predict_on(like, found.target.name, found.draft and found.draft.name, arguments.context)
+    predicted = like and predict_on(like, settings.target, settings.draft, arguments.context)
     words, document = inspection_card(found, drafts), {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]}
     if predicted:
         words += f"\n\n{prediction_card(predicted)}"

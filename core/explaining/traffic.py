@@ -26,7 +26,8 @@ class Traffic:
     """Bytes read by `passes` passes of target and draft while `tokens` tokens were written in `seconds`.
 
     Weights are counted as stored, an embedding table by the rows looked up (nothing), experts by those a pass asks at
-    most. Activations, a few kilobytes a token, are left out, and what a cache of the processor saves is not known.
+    most. Activations, a few kilobytes a token, and the one layer's cache of a trained head are left out, and what a
+    cache of the processor saves is not known.
     """
 
     target_weights: int
@@ -116,6 +117,8 @@ def _drafting(run: Run, round_: Round, committed: int) -> tuple[int, int] | None
     by_model = drafted_by_model(run, round_)
     if not by_model:
         return None if by_model is None else (0, 0)
+    if run.settings.method in ("head", "head-tree"):
+        return _head_read(run, round_)
     early = run.settings.method == "early-exit"
     geometry = _geometry(run, "target" if early else "draft")
     layers = (run.environment.get("drafter") or {}).get("exit_layer") if early else None
@@ -125,6 +128,12 @@ def _drafting(run: Run, round_: Round, committed: int) -> tuple[int, int] | None
     passes = list(_passes(round_))
     weights = sum(weights_read(geometry, n, layers) for n, _ in passes)
     return weights, round(sum((committed + before) * geometry.cached_bytes * share for _, before in passes))
+
+
+def _head_read(run: Run, round_: Round) -> tuple[int, int] | None:
+    """The same of a trained head. Its keys and values are those of one layer, a small part of its weights: left out."""
+    weights = (run.environment.get("head") or {}).get("weight_bytes")
+    return (weights * sum(1 for _ in _passes(round_)), 0) if isinstance(weights, int) else None
 
 
 def _passes(round_: Round) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,15 @@ from core.errors import UserError
 from core.inspecting.catalogue import find_pair, heads_for
 from core.inspecting.devices import Drafter, Prediction, predict
 from core.inspecting.files import Sized, preview, size_up
-from core.inspecting.likeness import Likeness, SizedHead, compare_head, compare_vocabularies, preview_head, size_up_head
+from core.inspecting.likeness import (
+    Likeness,
+    SizedHead,
+    compare_head,
+    compare_vocabularies,
+    preview_bundled,
+    preview_head,
+    size_up_head,
+)
 from core.inspecting.mtp import SizedMtp, describe_mtp, drafts_for_itself, has_mtp, size_up_mtp
 from core.loading import resolve_device
 from core.loading.memory import free_memory
@@ -128,7 +136,8 @@ def inspect_pair(
     context: int = CONTEXT,
     held: int = 0,
 ) -> Inspection:
-    """Look at a pair without loading it; with no target, at the bundled pair. `context` is in tokens; `held` are bytes
+    """Look at a pair without loading it; with no target, at the bundled pair; with no draft, at the target and the
+    bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes
     of the device's memory that would be given back first, such as those of a pair that is to be replaced.
 
     Raises UserError with one sentence where a model is missing, gated, out of reach, or cannot be decoded with.
@@ -143,7 +152,7 @@ def inspect_pair(
     likeness = None
     if drafts_for_itself(ours.preview, draft):
         theirs, likeness = size_up_mtp(ours), describe_mtp(ours.preview)
-    elif draft is not None and (head := preview_head(draft)):
+    elif head := preview_bundled(ours.preview) if draft is None else preview_head(draft):
         theirs = size_up_head(head, place, draft_precision)
         likeness = compare_head(ours.preview, head)
     elif draft is not None:

@@ -23,9 +23,10 @@ import torch
 from core.costs.rounds import RoundCosts, best_length, expected_tokens, leviathan
 from core.errors import UserError
 from core.inspecting.files import Preview, Sized, preview, size_up
-from core.inspecting.likeness import HeadPreview, SizedHead, preview_head, size_up_head
+from core.inspecting.likeness import HeadPreview, SizedHead, preview_bundled, preview_head, size_up_head
 from core.inspecting.mtp import SizedMtp, drafts_for_itself, size_up_mtp
 from core.progress import in_bytes
+from core.settings import POCKET_NAME
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
 Basis = Literal["bytes", "layers"]
@@ -204,7 +205,7 @@ def _own_card(text: str) -> Card | None:
 
 def predict_on(
     card: Card,
-    target: str,
+    target: str | None,
     draft: str | None,
     context: int = 2048,
     acceptance: float | None = None,
@@ -212,11 +213,13 @@ def predict_on(
 ) -> DevicePrediction:
     """A pair, by names as `inspect` takes them, on a card; `acceptance` as measured of it, if it was. Raises UserError
     where a model cannot be looked at."""
+    if target is None:
+        target, draft = POCKET_NAME, draft or POCKET_NAME
     ours = preview(target, "target", revision)
     if drafts_for_itself(ours, draft):
         theirs = ours
     else:
-        theirs = (preview_head(draft) or preview(draft, "draft")) if draft else None
+        theirs = (preview_head(draft) or preview(draft, "draft")) if draft else preview_bundled(ours)
     alphas: list[float] = sorted({*ALPHAS, *([] if acceptance is None else [acceptance])})
     decisive = EXPECTED if acceptance is None else acceptance
     outlooks = tuple(_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS)

@@ -5,7 +5,7 @@ head, by what its config and the headers of its weights tell.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.loading import find_file
-from core.loading.head import anywhere, fitting_layers, head_precision
+from core.loading.head import anywhere, bundled_head, fitting_layers, head_precision
 from core.loading.hub import cached, local_folder
 from core.loading.memory import Weights
 from core.loading.pair import LEAST_SHARED, token_bytes
@@ -196,6 +196,13 @@ def preview_head(name: str) -> HeadPreview | None:
     if headers is None:
         raise UserError(f"{name} is a trained head, and the sizes of its weights cannot be asked of the Hub.")
     return HeadPreview(name, _described(config, headers, name), headers, here)
+
+
+def preview_bundled(target: Preview) -> HeadPreview | None:
+    """The bundled head of a target, which is loaded with it where no draft is named."""
+    folder = bundled_head(target.decoder, target.tokenizer) if target.tokenizer is not None else None
+    found = preview_head(str(folder)) if folder else None
+    return replace(found, name=folder.name) if folder and found else None
 
 
 def _described(config: dict[str, Any], headers: dict[str, Header], name: str) -> Description:

@@ -115,7 +115,7 @@ def load_pair(
         elif own:
             progress(f"Reading the MTP layer of {target_name}")
             pair.head = load_mtp(target_name, pair.target)
-        elif folder := bundled_head(pair.target):
+        elif folder := bundled_head(pair.target.config, pair.target.tokenizer):
             pair.head = load_head(folder.name, folder, pair.target, settings.draft_precision)
         if stop():
             raise Cancelled

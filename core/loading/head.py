@@ -167,10 +167,10 @@ def measure_agreement(head: FusedHead, target: Model, layers: tuple[int, ...]) -
     return (guesses == choices[1:]).float().mean().item()
 
 
-def identify(target: Model) -> dict[str, Any]:
-    """What tells a target from others, whatever format it was loaded from: the entry `target` of a bundled head."""
-    config = target.config
-    vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()), ensure_ascii=True).encode()
+def identify(config: Any, tokenizer: Any) -> dict[str, Any]:
+    """What tells a target from others, whatever format it comes from: the entry `target` of a bundled head. `config`
+    is that of its text part."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True).encode()
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -180,13 +180,13 @@ def identify(target: Model) -> dict[str, Any]:
     }
 
 
-def bundled_head(target: Model) -> Path | None:
-    """The folder of the bundled head that was trained for this target."""
+def bundled_head(config: Any, tokenizer: Any) -> Path | None:
+    """The folder of the bundled head that was trained for a target, loaded or only looked at."""
     identity: dict[str, Any] | None = None
-    for folder, config in bundled_heads():
-        wanted = config.get("target")
-        if isinstance(wanted, dict) and wanted.get("hidden_size") == target.config.hidden_size:
-            identity = identity or identify(target)
+    for folder, of_head in bundled_heads():
+        wanted = of_head.get("target")
+        if isinstance(wanted, dict) and wanted.get("hidden_size") == config.hidden_size:
+            identity = identity or identify(config, tokenizer)
             if identity.items() <= wanted.items():
                 return folder
     return None

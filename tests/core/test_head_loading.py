@@ -15,6 +15,7 @@ from core.drafting.build import available
 from core.errors import UserError
 from core.heads.checkpoint import bytes_in_memory, read_config, save_head
 from core.inspecting import inspect_pair
+from core.inspecting.devices import find_card, predict_on
 from core.lanes import open_lane, repeat
 from core.loading import load_pair, read_source
 from core.loading.head import identify
@@ -151,11 +152,13 @@ def test_a_bundled_head_is_found_by_its_target(target, tmp_path, monkeypatch):
     pair = load_pair(settings(target))
     assert pair.head is None
     network = random_head(vocab_size=PADDED, ids=WORDS, aux_layers=(2, 3, 4))
-    save_head(network, tmp_path / "other", target={**identify(pair.target), "tokenizer": "another"})
-    assert load_pair(settings(target)).head is None
-    save_head(network, tmp_path / "mine", target={**identify(pair.target), "name": "someone/model"})
-    pair = load_pair(settings(target))
-    assert pair.head.name == "mine"
+    identity = identify(pair.target.config, pair.target.tokenizer)
+    save_head(network, tmp_path / "other", target={**identity, "tokenizer": "another"})
+    assert load_pair(settings(target)).head is None and inspect_pair(target, precision="fp32").draft is None
+    save_head(network, tmp_path / "mine", target={**identity, "name": "someone/model"})
+    pair, found = load_pair(settings(target)), inspect_pair(target, precision="fp32")
+    assert pair.head.name == found.draft.name == "mine" and found.predictions
+    assert any(outlook.gains for outlook in predict_on(find_card("RTX 4070"), target, None).outlooks)
     assert run(pair, settings(target)).settings.method == "head"
 
 

@@ -117,10 +117,15 @@ def test_what_the_memory_delivers_tells_reading_from_overhead(most, said):
 
 
 def test_traffic_of_other_drafters():
-    """N-grams read nothing; an early exit half of the target; plain one pass a token."""
+    """N-grams read nothing; an early exit half of the target; a trained head itself for each of its drafts, where the
+    document tells its size; plain one pass a token."""
     outcomes = [("accepted", "rejected")]
     assert run_traffic(run_of(outcomes, "ngram")).draft_weights == 0
     assert run_traffic(run_of(outcomes, "early-exit")).draft_weights == 2 * (100 + 450)
+    head = run_of(outcomes, "head")
+    assert run_traffic(head) is None
+    head.environment["head"] = {"weight_bytes": 30}
+    assert run_traffic(head).draft_weights == 2 * 30
     plain = run_traffic(run_of([(), ()], "plain"))
     assert (plain.target_weights, plain.tokens) == (2000, 2)
     run = run_of(outcomes)

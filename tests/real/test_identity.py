@@ -136,7 +136,7 @@ def test_drafters_that_need_no_other_model(model, reference, answers, method, op
 
 def test_the_bundled_head(model, reference, answers):
     """A chain of its guesses for every other question, a tree of them for those between."""
-    folder = bundled_head(model)
+    folder = bundled_head(model.config, model.tokenizer)
     assert folder is not None
     pair = Pair(model, head=load_head(folder.name, folder, model))
     outcomes = {"head": set(), "head-tree": set()}

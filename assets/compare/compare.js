@@ -20,10 +20,7 @@ class Comparison extends Lanes {
     this.whole = root.querySelector(".whole");
     this.steps = root.querySelector(".prompt-steps");
     this.table = new Table(root.querySelector(".table"));
-    this.root.addEventListener("busy", () => {
-      document.documentElement.dataset.comparison = root.dataset.state;
-      this.enableStop();
-    });
+    this.root.addEventListener("busy", () => this.enableStop());
     this.enableStop();
     this.axis = root.querySelector(".chart figcaption span").textContent;
     this.clear();

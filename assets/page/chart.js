@@ -4,7 +4,6 @@ import { shape } from "./elements.js";
 
 const MOST_POINTS = 500;
 const NAME_HEIGHT = 13;
-const NAME_WIDTH = 74;
 
 /** A step of 1, 2 or 5 times a power of ten that cuts `span` into at most `parts`. */
 export function niceStep(span, parts) {
@@ -113,19 +112,17 @@ export class LineChart {
       const [at, value] = points.at(-1);
       return { name, x: x(at), y: y(value), at: Math.max(box.top + 4, y(value)) };
     });
+    const right = Math.max(...ends.map((end) => end.x)); // names stand beside no line
     for (const end of pushedApart(ends)) {
       yield shape("circle", { class: "curve-end", "data-lane": end.name, cx: end.x, cy: end.y, r: 3 });
-      yield shape("text", { class: "curve-name", "data-lane": end.name, x: end.x + 8, y: end.at + 4 }, end.name);
+      yield shape("text", { class: "curve-name", "data-lane": end.name, x: right + 8, y: end.at + 4 }, end.name);
     }
   }
 }
 
-/** Names at {x, at}, from above, each moved down where it would touch the one before. */
+/** Names of one column at heights `at`, from above, each moved down where it would touch the one before. */
 export function pushedApart(ends) {
   const sorted = ends.map((end) => ({ ...end })).sort((a, b) => a.at - b.at || a.x - b.x);
-  for (let i = 1; i < sorted.length; i += 1) {
-    const near = Math.abs(sorted[i].x - sorted[i - 1].x) < NAME_WIDTH;
-    if (near) sorted[i].at = Math.max(sorted[i].at, sorted[i - 1].at + NAME_HEIGHT);
-  }
+  for (let i = 1; i < sorted.length; i += 1) sorted[i].at = Math.max(sorted[i].at, sorted[i - 1].at + NAME_HEIGHT);
   return sorted;
 }

@@ -10,11 +10,14 @@ const DRAFTERS = {
   tree: "a small draft model guesses several ways to go on",
 };
 
+const TOKENS = "Tokens are words or pieces of words.";
+
 /** Before the first run: what will run. */
 function promise(method) {
   const drafter = DRAFTERS[method];
   if (!drafter) return "Press Run: the target writes alone, a token for each of its passes. Speculation is off.";
-  return "Press Run: " + drafter + ", the target checks them all in one pass; beside it the same target writes alone.";
+  const how = drafter + ", the target checks them all in one pass; beside it the same target writes alone.";
+  return "Press Run: " + how + " A token is a word or a piece of one.";
 }
 
 const short = (name) => String(name).replace(/\/+$/, "").split("/").at(-1);

@@ -134,9 +134,13 @@ export class Pane {
     this.section.dataset.state = run.stop_reason === "cancelled" ? "stopped" : "done";
     const ends = { eos: "end of text", length: "length reached", cancelled: "stopped" };
     const how = ends[run.stop_reason] ?? "not finished";
-    const words = run.metrics.new_tokens + " tokens in " + run.metrics.seconds.toFixed(2) + " s,";
-    this.note.replaceChildren(make("span", "", words), " ", make("span", "", how));
+    this.tell(run.metrics.new_tokens + " tokens in " + run.metrics.seconds.toFixed(2) + " s", "\u00b7 " + how);
     this.section.querySelector(".bar").title = how;
+  }
+
+  /** A note in the head, whose second part goes where there is no room for both. */
+  tell(words, more) {
+    this.note.replaceChildren(make("span", "", words), " ", make("span", "", more));
   }
 
   tokens() {

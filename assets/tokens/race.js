@@ -71,6 +71,7 @@ export class Race extends Lanes {
       this.inspector.close();
       this.clear();
       super.open(name, run);
+      for (const tool of this.root.querySelectorAll("[data-tool]")) tool.disabled = false;
       this.root.dispatchEvent(new Event("shown"));
     } else super.open(name, run);
     this.root.toggleAttribute("data-alone", !this.documents.speculative);

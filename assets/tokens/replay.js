@@ -73,7 +73,8 @@ class ReplayLane {
     this.waiting = this.waiting.filter((_, i) => moment.pending(i));
     this.waiting.forEach((span) => span.classList.add("pending"));
     this.sum(count);
-    this.pane.note.textContent = "at " + duration(time) + " of engine time";
+    this.totals = moment ? this.tally.during(this.rounds[count], moment) : this.tally;
+    this.pane.tell("at " + duration(time), "of engine time");
     if (!this.pane.held) this.pane.stream.scrollTop = this.pane.stream.scrollHeight;
   }
 
@@ -287,7 +288,7 @@ export class Replay {
       if (lane === leader) lane.show(this.round + (moment.over ? 1 : 0), this.time, moment.over ? null : moment);
       else lane.show(lane.overAt(this.time), this.time);
     }
-    race.drawTallies(Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.tally])));
+    race.drawTallies(Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.totals])));
     race.timeline.choose(race.lanes.speculative.run ? this.round : null);
     this.follow(moment);
     this.onchange();

@@ -54,6 +54,7 @@ export class Scrubber {
     this.replay.pause();
     this.replay.seek(0, 0);
     this.play();
+    this.buttons.play.focus({ preventScroll: true }); // where Space pauses
     this.stage.parentElement.scrollIntoView({ block: "nearest" });
   }
 

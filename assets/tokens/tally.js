@@ -20,6 +20,15 @@ export class Tally {
     this.rounds += 1;
   }
 
+  /** These totals and the outcomes that show while a round is on; what needs its time and its text waits for its end. */
+  during(round, moment) {
+    const seen = Object.assign(Object.create(Tally.prototype), this, { outcomes: { ...this.outcomes } });
+    round.drafted.slice(0, moment.drafted).forEach((token, i) => {
+      if (!moment.pending(i)) seen.outcomes[token.outcome] += 1;
+    });
+    return seen;
+  }
+
   get elapsed() {
     return this.prefill + this.seconds;
   }

@@ -109,6 +109,7 @@ class Training {
     }));
     this.card = new Card(root.querySelector(".card"));
     this.reader = new EventReader(this);
+    this.enableStop();
     this.say("idle", EMPTY);
   }
 
@@ -119,6 +120,12 @@ class Training {
   set busy(busy) {
     this.root.dataset.state = busy ? "busy" : "idle";
     document.documentElement.dataset.training = this.root.dataset.state;
+    this.enableStop();
+  }
+
+  enableStop() {
+    const stop = document.querySelector("#train-stop");
+    if (stop) stop.disabled = !this.busy;
   }
 
   say(kind, text) {

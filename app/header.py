@@ -17,10 +17,9 @@ def facts(environment: dict[str, Any], settings: Settings) -> list[str]:
     target, draft = environment["target"], environment.get("draft")
     head = environment.get("head")
     memory = sum(m["weight_bytes"] for m in (target, draft, head) if m)
-    drafting = head if settings.method in ("head", "head-tree") else None
     return [
         device(environment),
-        pair_name(environment) + (f" + trained head {_count(drafting['parameters'])}" if drafting else ""),
+        with_head(pair_name(environment), environment, settings.method),
         precisions(environment),
         f"{in_bytes(memory)} of weights",
         speculation(settings),
@@ -65,6 +64,12 @@ def pair_name(environment: dict[str, Any]) -> str:
             size = _count(model["parameters"])
             names.append(size if names and names[0].startswith(f"{name} ") else f"{name} {size}")
     return " + ".join(names)
+
+
+def with_head(pair: str, environment: dict[str, Any], method: str) -> str:
+    """The name of a pair with the trained head, where the method is one that it drafts in."""
+    head = environment.get("head") if method in ("head", "head-tree") else None
+    return f"{pair} + head {_count(head['parameters'])}" if head else pair
 
 
 def precisions(environment: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from app.compare.lanes import lane_names, short_precision, target_name
 from app.compare.servers import ServerContender, answer, connect_all, give_up, own_waits, server_row, warm
-from app.header import pair_name, short_pair
+from app.header import pair_name, short_pair, with_head
 from app.playground.race import end_event, run_head
 from app.serving import TOPS, Engine
 from app.serving.turns import Event, Stop, fetching, loading
@@ -97,9 +97,10 @@ def described(contender: Contender) -> str:
     run = next(iter(contender.runs.values()), None)
     if run is None:
         return short_pair(contender.settings)
-    draft = run.environment.get("draft") if run.settings.method in NEEDS_DRAFT else None
-    target = run.environment["target"]
-    return f"{pair_name({'target': target, 'draft': draft})}, {short_precision(target['precision'])}"
+    method, target = run.settings.method, run.environment["target"]
+    draft = run.environment.get("draft") if method in NEEDS_DRAFT else None
+    pair = with_head(pair_name({"target": target, "draft": draft}), run.environment, method)
+    return f"{pair}, {short_precision(target['precision'])}"
 
 
 def plan_event(comparison: Comparison) -> Event:

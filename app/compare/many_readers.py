@@ -58,11 +58,12 @@ class ManyReaders:
                     STARTING_READERS,
                     elem_id="load-readers",
                 )
-                run, stop = run_and_stop("load", "Start")
+                run, stop = run_and_stop("load", "Start", interactive=False)
             status = html_block(status_line("idle", IDLE), elem_id="load-status")
             with gr.Row(elem_id="load-plots"):
                 plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in range(PLOTS)]
-        gr.on(
+        run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
+        ended = gr.on(
             [run.click],
             self.run,
             [readers, kind, visit, *values],
@@ -70,6 +71,7 @@ class ManyReaders:
             concurrency_limit=None,
             **PRIVATE,
         )
+        ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
         stop.click(self.stop, None, None, **QUIET)
         return [part, status, *plots]
 

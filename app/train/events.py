@@ -110,11 +110,9 @@ def over_event(session: Any) -> Event:
     """How a training ended, in words."""
     standing = session.standing
     if not standing.steps:
-        return {
-            "e": "over",
-            "kind": "stopped",
-            "text": "Stopped before the head began to learn; Resume goes on from what was written.",
-        }
+        ended = "All of the time went into the first texts" if standing.doing == "done" else "Stopped"
+        text = f"{ended} before the head began to learn; Resume goes on from what was written."
+        return {"e": "over", "kind": "stopped", "text": text}
     share = f", {standing.agreement[0]:.0%} of first tokens accepted" if standing.agreement else ""
     took = f"{duration(standing.seconds)} of training{share}. The head is kept in {short(session.folder)}"
     if standing.doing == "done":

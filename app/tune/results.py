@@ -66,7 +66,7 @@ class Results:
         return [self.column, self.temperature, *self._details()]
 
     def _details(self) -> list[Any]:
-        return [self.recommendation, self.switch, *self.plots, *self.readings, self.hint, *self.commands]
+        return [self.recommendation, self.switch, self.use, *self.plots, *self.readings, self.hint, *self.commands]
 
     def show(self, document: Document | None, measured: list[Fastest]) -> list[Any]:
         """Put the results in place of the empty state; without any, all stays as it is. `measured` is what this visit
@@ -109,7 +109,7 @@ def command(elem_id: str) -> gr.HTML:
 def details(document: Document | None, temperature: float | None, measured: Sequence[Fastest] = ()) -> list[Any]:
     """Recommendation, charts, readings and commands at one temperature."""
     if not document or temperature is None:
-        return [gr.skip()] * (3 + 2 * len(QUESTIONS) + len(ENGINES))
+        return [gr.skip()] * (4 + 2 * len(QUESTIONS) + len(ENGINES))
     best = fastest(document, temperature, measured)
     other = best is not None and best.asked != document["settings"]["precision"]
     deployment = _deployment(document, temperature)
@@ -117,6 +117,7 @@ def details(document: Document | None, temperature: float | None, measured: Sequ
     return [
         _recommendation(document, temperature, describe_fastest(document, best, measured)),
         gr.update(visible=other, value=f"Switch to {best.precision}" if best else ""),
+        gr.update(interactive=(_best(document, temperature) or {}).get("recommended") is not None),
         speedup_by_length(document, temperature),
         cost_by_rows(document),
         acceptance_by_depth(document, temperature),

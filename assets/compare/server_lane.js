@@ -57,8 +57,9 @@ export class ServerLane {
     if (this.count) this.curve.add(this.label, this.run.chunks.at(-1).seconds, this.count);
     const { tokens, counted, tokens_per_second: rate, clock } = run.metrics;
     this.pane.end({ ...run, metrics: { new_tokens: tokens, seconds: run.seconds } });
-    if (counted === "chunks") this.pane.note.textContent = this.pane.note.textContent.replace("tokens", "chunks");
-    if (rate) this.pane.note.textContent += ", " + (clock === "server" ? "the server\u2019s clock" : "the reader\u2019s clock");
+    const [words, how] = this.pane.note.children;
+    if (counted === "chunks") words.textContent = words.textContent.replace("tokens", "chunks");
+    if (rate) how.textContent += ", " + (clock === "server" ? "the server\u2019s clock" : "the reader\u2019s clock");
     this.untold.textContent = run.missing.length ? "Not told by the server: " + run.missing.join(", ") + "." : "";
   }
 

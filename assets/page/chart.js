@@ -83,7 +83,7 @@ export class LineChart {
   }
 
   draw() {
-    const box = frame(this.svg, { left: 34, right: 78, top: 8, bottom: 18 }, 130);
+    const box = frame(this.svg, { left: 34, right: 84, top: 8, bottom: 18 }, 130);
     const ends = [...this.lines.values()].map((points) => points.at(-1));
     if (!ends.length) return this.svg.replaceChildren(baseline(box));
     const most = this.least.map((least, i) => Math.max(least, ...ends.map((end) => end[i])));
@@ -112,10 +112,11 @@ export class LineChart {
       const [at, value] = points.at(-1);
       return { name, x: x(at), y: y(value), at: Math.max(box.top + 4, y(value)) };
     });
-    const right = Math.max(...ends.map((end) => end.x)); // names stand beside no line
-    for (const end of pushedApart(ends)) {
-      yield shape("circle", { class: "curve-end", "data-lane": end.name, cx: end.x, cy: end.y, r: 3 });
-      yield shape("text", { class: "curve-name", "data-lane": end.name, x: right + 8, y: end.at + 4 }, end.name);
+    const right = Math.max(...ends.map((end) => end.x)); // beside no line, so each name has its line's colour before it
+    for (const { name, x: left, y: height, at } of pushedApart(ends)) {
+      yield shape("circle", { class: "curve-end", "data-lane": name, cx: left, cy: height, r: 3 });
+      yield shape("rect", { class: "curve-end", "data-lane": name, x: right + 7, y: at - 1, width: 6, height: 3 });
+      yield shape("text", { class: "curve-name", "data-lane": name, x: right + 17, y: at + 4 }, name);
     }
   }
 }

@@ -46,6 +46,8 @@ export function mount() {
   connectPresentation();
   whenThere("#sidebar", (sidebar) => {
     connectHelp(sidebar);
+    // Gradio's charts look for another width only when the window's changes.
+    sidebar.addEventListener("transitionend", () => dispatchEvent(new Event("resize")));
     if (innerWidth <= NARROW) shutSidebar(sidebar);
   });
 }

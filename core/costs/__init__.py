@@ -185,6 +185,8 @@ def undisturbed(seconds: Sequence[float]) -> float:
     return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
+UNDISTURBED = 0.85
+"""A pass over more tokens may seem to take so much of the time of one over a single token, and not less."""
 CURVE = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 32, 48, 64)
 """Each row up to 9 and around 12 and 16, where kernels that work on 4, 8 or 16 rows at a time take a step; then as
 far as the rows of a batch."""
@@ -195,8 +197,20 @@ BATCH, DRAFT = 16, 3
 def describe_costs(seconds: Mapping[int, float]) -> str:
     """The verification cost curve in two to four sentences; `seconds` of a pass by its number of tokens, with 1."""
     ratio = {n: s / seconds[1] for n, s in sorted(seconds.items())}
+    if n := disturbed(seconds):
+        return (
+            f"A pass over {n} tokens took {ratio[n]:.1f}× one over a single token: something else kept the machine busy "
+            "meanwhile. Measure again when it is idle."
+        )
     sentences = [_small(ratio), _step(ratio), _batch(ratio)]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def disturbed(seconds: Mapping[int, float]) -> int | None:
+    """The tokens of the pass that took least, where it was so much less than one over a single token that the curve
+    cannot be the models'; else None."""
+    least = min(seconds, key=lambda n: seconds[n])
+    return least if seconds[least] < UNDISTURBED * seconds[1] else None
 
 
 def _small(ratio: Mapping[int, float]) -> str:

@@ -121,8 +121,10 @@ def row(contender: Contender, baseline: Contender) -> Row:
 
 
 def weight_bytes(run: Run) -> dict[Literal["target", "draft"], int]:
-    """Bytes of weights that the run reads: the target's, and the draft's where its method asks for one."""
-    draft = run.environment.get("draft") if run.settings.method in NEEDS_DRAFT else None
+    """Bytes of weights that the run reads: the target's, and those of the draft or the trained head that its method
+    asks for."""
+    roles = {**dict.fromkeys(NEEDS_DRAFT, "draft"), "head": "head", "head-tree": "head"}
+    draft = run.environment.get(roles.get(run.settings.method, ""))
     return {"target": run.environment["target"]["weight_bytes"], "draft": draft["weight_bytes"] if draft else 0}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from core.costs import describe_costs
+from core.costs import describe_costs, disturbed
 
 COLUMNS = {
     "tokens/s": 10,
@@ -128,7 +128,11 @@ def report(document: dict[str, Any]) -> str:
 
 
 def describe_document_costs(document: dict[str, Any]) -> str:
-    return describe_costs({int(n): seconds for n, seconds in document["costs"].items()})
+    return describe_costs(_costs_of(document))
+
+
+def _costs_of(document: dict[str, Any]) -> dict[int, float]:
+    return {int(n): seconds for n, seconds in document["costs"].items()}
 
 
 def _table(document: dict[str, Any], row: dict[str, Any]) -> str:
@@ -229,7 +233,7 @@ def describe_batches(document: dict[str, Any], temperature: float) -> str:
     """From how many texts at once on the gain is gone, predicted from the cost curve."""
     best = best_at(document, temperature)
     limit, reached = best["batch_limit"], best["batches"]
-    if not reached or best["recommended"] == "plain":
+    if not reached or best["recommended"] == "plain" or disturbed(_costs_of(document)):
         return ""
     if limit is None:
         return f"Up to {reached[-1]['texts']} texts at once it would still win, as the cost curve predicts."

@@ -106,7 +106,12 @@ def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
     assert f"({0.95 * point['ratio_to_plain']['median']:.2f} to" in said and "longest pause" in said
     document["best"][0] |= {"recommended": None, "pays": True}
     assert "Recommended" not in (open_ := details(document, 0.0)[0]) and "lies within the noise" in open_
-    assert best_settings(document, 0.0)[0]["__type__"] == "update"
+    assert best_settings(document, 0.0)[0]["__type__"] == "update" and not details(document, 0.0)[2]["interactive"]
+    document["best"][0] |= {"recommended": "auto"}
+    document["costs"]["64"] = 0.5 * document["costs"]["1"]
+    shown = details(document, 0.0)
+    assert shown[2]["interactive"] and "at once it would" not in shown[0]
+    assert "A pass over 64 tokens took 0.5× one over a single token" in shown[7]
 
 
 def test_the_fastest_of_all_precisions_is_one_that_was_measured():
@@ -146,7 +151,7 @@ def test_where_speculation_loses_it_says_so_and_offers_plain():
 
 def test_every_chart_has_a_reading():
     shown = details(sweep_document(), 0.0)
-    readings = shown[2 + len(QUESTIONS) : 2 + 2 * len(QUESTIONS)]
+    readings = shown[3 + len(QUESTIONS) : 3 + 2 * len(QUESTIONS)]
     assert all(reading.startswith("<p>") and reading.endswith(".</p>") for reading in readings)
 
 

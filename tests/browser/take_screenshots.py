@@ -81,6 +81,8 @@ def main(address: str, folder: Path, names: list[str]) -> None:
                 act(page)
                 for view in VIEWS:
                     look(page, view)
+                    if (name, view) == ("Playground", "phone"):  # where Run leads to on a phone
+                        page.locator(".race").evaluate("race => race.scrollIntoView()")
                     page.wait_for_timeout(1000)
                     whole = name in ("Compare", "Tune", "Train") and view != "phone"
                     page.screenshot(path=folder / f"{name.lower()}-{view}.png", full_page=whole)

@@ -172,6 +172,11 @@ def test_as_many_columns_as_lanes(page: Any) -> None:
     page.wait_for_function(
         "[...document.querySelectorAll('.compare-lane')].filter(e => e.checkVisibility()).length === 2"
     )
+    page.set_viewport_size({"width": 1280, "height": 720})
+    places = page.evaluate(
+        "[...document.querySelectorAll('.compare-lane .lane-length')].map(e => e.getBoundingClientRect().right)"
+    )
+    assert 0 < max(places) <= 1280
     page.hover("#compare-count")
     assert page.inner_text("#help p").startswith("How many ways to decode")
     choose(page, 2, "Method", "Draft model")

@@ -50,6 +50,7 @@ def test_servers_are_chosen_read_and_measured(scripted: tuple[Any, str], engine:
         page.locator("#load-readers").get_by_label("8").uncheck()
         page.click("#load-run")
         page.wait_for_selector("#load-status [data-kind=finished]")
+        page.wait_for_selector("#load-stop:disabled")
         assert "peculation" in page.inner_text("#load-status")
         page.wait_for_function("document.querySelectorAll('#load-plots .js-plotly-plot').length === 3")
 

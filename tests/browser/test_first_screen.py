@@ -19,6 +19,7 @@ def page(real_app: str, visit: Any) -> Any:
 
 
 def test_a_question_is_answered_in_both_panes(page: Any) -> None:
+    """The trained head drafts, and goes on to where another precision is chosen, which has not been loaded."""
     header = page.inner_text("#header")
     assert "SmolLM2-135M-Instruct" in header and "from Q4_1" in header
     assert page.input_value("#prompt textarea").endswith((".", "?"))
@@ -31,6 +32,15 @@ def test_a_question_is_answered_in_both_panes(page: Any) -> None:
     assert {run["settings"]["target"] for run in runs} == {"smollm2"}
     assert "<|im_start|>" not in plain
     assert status(page)
+    page.locator("#precision input").click()
+    page.get_by_role("option").filter(has_text="fp32").click()
+    page.wait_for_function("document.querySelector('#header').innerText.includes('loads with the next run')")
+    page.wait_for_function("document.querySelector('.race .past').innerText.includes('has not run yet')")
+    page.wait_for_function("document.querySelector('#pair-card').innerText.includes('Draft')")
+    assert page.is_checked('#method input[value="head"]') and "SmolLM2-135M-Instruct" in page.inner_text("#header")
+    page.locator("#gpu input").click()
+    page.get_by_role("option", name="RTX 4070", exact=True).click()
+    page.wait_for_selector(".outlook >> text=measured here")
 
 
 def test_eight_messages_and_what_each_shows(page: Any) -> None:

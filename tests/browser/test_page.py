@@ -136,6 +136,7 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     """Watch runs first where nothing ran; the tour is offered until it was taken; all above the fold of a projector."""
     page = visit(scripted[1])
     page.set_viewport_size({"width": 1280, "height": 720})
+    assert page.is_disabled("#copy-text") and page.is_disabled("#hide-struck")
     set_number(page, "number input for Temperature", 0.7)
     set_number(page, "New tokens", 24)
     page.click("#watch")
@@ -145,6 +146,10 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     bar = page.locator(".scrubber").bounding_box()
     assert bar["y"] + bar["height"] <= 720 and page.evaluate("scrollY") == 0
     page.wait_for_selector(".stage .scale")
+    page.keyboard.press("Space")
+    assert page.get_attribute('[data-do="play"]', "aria-label") == "Play" and page.is_enabled("#copy-text")
+    judged = page.locator('#speculative-stream .t[data-outcome="accepted"]:not(.later):not(.pending)').count()
+    assert page.inner_text('.legend li:has([data-kind="accepted"]) b') == str(judged), "in the midst of a round too"
     page.keyboard.press("Escape")
     assert "Guess, check, keep" in page.inner_text(".tour")
     page.click(".tour .tool >> text=Show me")

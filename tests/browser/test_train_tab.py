@@ -23,7 +23,7 @@ def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> No
     open_tab(page, "train")
     page.wait_for_selector("#train-words p")
     assert "writes texts of its own" in page.inner_text("#train-words")
-    assert page.is_disabled("#train-resume") and not page.is_visible("#train-kept")
+    assert page.is_disabled("#train-resume") and page.is_disabled("#train-stop") and not page.is_visible("#train-kept")
 
     set_number(page, "Train for", 30)
     page.click("#train-start")

@@ -10,8 +10,6 @@ const DRAFTERS = {
   tree: "a small draft model guesses several ways to go on",
 };
 
-const TOKENS = "Tokens are words or pieces of words.";
-
 /** Before the first run: what will run. */
 function promise(method) {
   const drafter = DRAFTERS[method];

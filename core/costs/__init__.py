@@ -199,8 +199,8 @@ def describe_costs(seconds: Mapping[int, float]) -> str:
     ratio = {n: s / seconds[1] for n, s in sorted(seconds.items())}
     if n := disturbed(seconds):
         return (
-            f"A pass over {n} tokens took {ratio[n]:.1f}× one over a single token: something else kept the machine busy "
-            "meanwhile. Measure again when it is idle."
+            f"A pass over {n} tokens took {ratio[n]:.1f}× one over a single token: something else kept the machine "
+            "busy meanwhile. Measure again when it is idle."
         )
     sentences = [_small(ratio), _step(ratio), _batch(ratio)]
     return " ".join(sentence for sentence in sentences if sentence)

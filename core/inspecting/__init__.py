@@ -137,8 +137,8 @@ def inspect_pair(
     held: int = 0,
 ) -> Inspection:
     """Look at a pair without loading it; with no target, at the bundled pair; with no draft, at the target and the
-    bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes
-    of the device's memory that would be given back first, such as those of a pair that is to be replaced.
+    bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes of the
+    device's memory that would be given back first, such as those of a pair that is to be replaced.
 
     Raises UserError with one sentence where a model is missing, gated, out of reach, or cannot be decoded with.
     """

@@ -19,7 +19,9 @@ from core.training.unroll import MATRIX_RATE, OTHER_RATE, STEP_WEIGHT, STEPS
 def export(trainer: Trainer, folder: Path) -> None:
     """Write config.json, model.safetensors (bf16) and README.md into `folder`."""
     target = trainer.target.name
-    save_head(trainer.head, folder, target={"name": target, **identify(trainer.target.config, trainer.target.tokenizer)})
+    save_head(
+        trainer.head, folder, target={"name": target, **identify(trainer.target.config, trainer.target.tokenizer)}
+    )
     (folder / "README.md").write_text(
         card(target, trainer.config, trainer.plan, trainer.standing, folder), encoding="utf-8"
     )

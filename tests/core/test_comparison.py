@@ -87,7 +87,9 @@ def test_texts_are_compared_with_the_baseline_token_for_token():
     assert row(contender({0: drafted([2], 1.0, temperature=0.5)}), base).identical is None
 
 
-@pytest.mark.parametrize(("method", "draft"), [("draft", 7), ("ngram+draft", 7), ("tree", 7), ("head", 3), ("ngram", 0)])
+@pytest.mark.parametrize(
+    ("method", "draft"), [("draft", 7), ("ngram+draft", 7), ("tree", 7), ("head", 3), ("ngram", 0)]
+)
 def test_memory_counts_the_models_a_method_reads(method: str, draft: int):
     found = row(contender({0: drafted([2], 1.0, method)}), contender({0: plain([0])}, 2))
     assert found.weight_bytes == {"target": 100, "draft": draft}

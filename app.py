@@ -71,10 +71,12 @@ def main() -> int:
         signal.signal(sign, lambda *_: ended.set())
     ended.wait()
     device.close()
-    device.drain(5)  # a thread in the middle of a pass would bring the interpreter down
+    idle = device.drain(5)
     logging.disable()  # of connections cut short
     threading.Timer(1, hang_up, (page,)).start()  # a browser never does by itself
     page.close(verbose=False)
+    if not idle:
+        os._exit(0)  # a thread in the middle of a pass would bring the interpreter down
     return 0
 
 

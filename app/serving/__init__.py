@@ -196,8 +196,8 @@ class Engine:
 
         self.admit(settings)
         card = find_card(gpu)
-        named = {"target": settings.target, "draft": settings.draft, "revision": settings.revision}
-        return predict_on(card, **named, acceptance=acceptance).to_dict()
+        found = predict_on(card, settings.target, settings.draft, acceptance=acceptance, revision=settings.revision)
+        return found.to_dict()
 
     @staticmethod
     def _key(settings: Settings) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ the check reads a prompt in two chunks, goes on, rolls back, judges a tree and k
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -187,23 +187,21 @@ def unlike(own: Runner, ours: Runner, vocabulary: int) -> str | None:
         return runner.feed(nodes[:2])
 
     asked: tuple[tuple[str, Callable[[Runner], Tensor]], ...] = (
+        ("the first tokens of a text", lambda runner: runner.feed(prompt[:CHUNK])),
+        ("a second chunk of a prompt", lambda runner: runner.feed(prompt[CHUNK:])),
         ("a token after a roll back", after_roll_back),
         ("a tree", lambda runner: runner.feed(nodes, TREE)),
         ("the text after a tree", after_tree),
     )
     whole = own.feed(prompt)
     own.truncate(CHUNK)
-    second = own.feed(prompt[CHUNK:])
-    allowed = max(TOLERANCE.get(whole.dtype, 0.0), NOISE * _apart(second, whole[CHUNK:]))
-
-    def answers() -> Iterator[tuple[str, Tensor, Tensor]]:
-        yield "the first tokens of a text", ours.feed(prompt[:CHUNK]), whole[:CHUNK]
-        yield "a second chunk of a prompt", ours.feed(prompt[CHUNK:]), second
-        for where, answer in asked:
-            yield where, answer(ours), answer(own)
-
-    # Not `>`: NaN compares false to everything.
-    return next((where for where, found, right in answers() if not _apart(found, right) <= allowed), None)
+    rounding = _apart(own.feed(prompt[CHUNK:]), whole[CHUNK:])
+    own.truncate(0)
+    allowed = max(TOLERANCE.get(whole.dtype, 0.0), NOISE * rounding)
+    for where, answer in asked:
+        if not _apart(answer(ours), answer(own)) <= allowed:  # not `>`: NaN compares false to everything
+            return where
+    return None
 
 
 def _apart(logits: Tensor, right: Tensor) -> float:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from core.progress import in_bytes
-from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
+from core.settings import NEEDS_HEAD, POCKET_NAME, SMOLLM2_NAME, Settings
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 
@@ -68,7 +68,7 @@ def pair_name(environment: dict[str, Any]) -> str:
 
 def with_head(pair: str, environment: dict[str, Any], method: str) -> str:
     """The name of a pair with the trained head, where the method is one that it drafts in."""
-    head = environment.get("head") if method in ("head", "head-tree") else None
+    head = environment.get("head") if method in NEEDS_HEAD else None
     return f"{pair} + head {_count(head['parameters'])}" if head else pair
 
 

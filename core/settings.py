@@ -22,6 +22,8 @@ HEAD = "EAGLE-3 head"
 MTP = "MTP layer"
 """The same, where it is the layer for predicting several tokens that the target itself comes with."""
 NO_TREE = "an MTP layer drafts chains, and no trees"
+NEEDS_HEAD = ("head", "head-tree")
+"""Methods that draft with a trained head."""
 LONGEST_DRAFT = 64
 """Tokens of a draft at most: more never pay."""
 

@@ -252,17 +252,8 @@ def verify_nodes(
 
 def follow(taken: Sequence[int], following: Sequence[int], parents: Sequence[int]) -> TreeVerdict:
     """The path that `verify_nodes` leaves, from the root."""
-    path: list[int] = []
-    rejected: list[int] = []
-    node: int = -1
-    while True:
-        children = [i for i, parent in enumerate(parents) if parent == node]
-        stands = taken[node + 1]
-        if stands < 0:
-            return TreeVerdict(path, rejected + children, following[node + 1], corrected=bool(children))
-        rejected += children[: children.index(stands)]
-        path.append(stands)
-        node = stands
+    found = verify_greedy(taken, range(len(parents)), parents)
+    return found._replace(token=following[found.path[-1] + 1 if found.path else 0])
 
 
 def verify_greedy(choices: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> TreeVerdict:

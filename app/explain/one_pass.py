@@ -13,7 +13,7 @@ from core.explaining import RoundTrace, TracedTensor, drafted_by_model
 from core.explaining.traffic import cost_table
 from core.loading.geometry import Geometry
 from core.records import Candidate, Round, Run, Token, depths
-from core.settings import MTP
+from core.settings import MTP, NEEDS_HEAD
 
 ROOM = 9
 """Columns that fit beside the text."""
@@ -189,7 +189,7 @@ def _who_drafted(run: Run, round_: Round, k: int, levels: int, time: str) -> str
         total = run.environment["target"].get("layers")
         some = f"first {layers} of {total} layers" if layers else "first layers"
         return f"The target's own {some}, with its final norm and head, guessed {tokens} one by one, in {time}."
-    if method in ("head", "head-tree"):
+    if method in NEEDS_HEAD:
         head = run.environment.get("head") or {}
         layers = ", ".join(map(str, head.get("layers") or []))
         first = f"read what had entered the target's layers {layers} for the newest tokens" if layers else "read on"

@@ -14,6 +14,7 @@ from app.tokens.markup import HIDDEN, chip, named, paragraph, plural, probabilit
 from core.explaining import RoundTrace, drafted_by_model, trace_round
 from core.loading.geometry import Geometry
 from core.records import Round, Run, Token
+from core.settings import NEEDS_HEAD
 
 CONTEXT, LINES = 160, 4
 """Characters and lines of text shown before the round, at most."""
@@ -310,7 +311,7 @@ def _about_the_drafts_cache(run: Run, trace: RoundTrace) -> str:
         return "Both caches end at the same token."
     if method == "early-exit":
         return "The first layers write into the target's own cache: there is no second one."
-    if method in ("head", "head-tree"):
+    if method in NEEDS_HEAD:
         return (
             "The head keeps a row of its own for every token but the first, made from the target's hidden states; the "
             "rows it made from its own guesses are dropped after the round."

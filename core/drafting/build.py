@@ -22,7 +22,7 @@ from core.loading.pair import Pair
 from core.records import Round
 from core.runners import Runner
 from core.sampling import Sampling
-from core.settings import MTP, NO_TREE, SPECS, Method, Settings
+from core.settings import MTP, NEEDS_HEAD, NO_TREE, SPECS, Method, Settings
 
 
 def available(pair: Pair) -> dict[Method, str | None]:
@@ -106,7 +106,7 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
     target, draft = pair.measure_costs()
     if settings.method == "early-exit":
         return pair.target.measure_exit(exit_layer(pair.target, settings.exit_layer))
-    if settings.method in ("head", "head-tree") and pair.head:
+    if settings.method in NEEDS_HEAD and pair.head:
         return head_costs(target, pair.head.measure_costs(pair.target), BEAMS if settings.method == "head-tree" else 1)
     if settings.method in ("plain", "ngram") or draft is None:
         return RoundCosts(target)

@@ -19,6 +19,7 @@ from core.costs.rounds import RoundCosts, expected_tokens
 from core.explaining import drafted_by_model
 from core.loading.geometry import Geometry
 from core.records import Round, Run, depths, summarise
+from core.settings import NEEDS_HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _drafting(run: Run, round_: Round, committed: int) -> tuple[int, int] | None
     by_model = drafted_by_model(run, round_)
     if not by_model:
         return None if by_model is None else (0, 0)
-    if run.settings.method in ("head", "head-tree"):
+    if run.settings.method in NEEDS_HEAD:
         return _head_read(run, round_)
     early = run.settings.method == "early-exit"
     geometry = _geometry(run, "target" if early else "draft")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from core.clock import timed_pass
 from core.heads import HeadConfig, HeadNetwork
 from core.runners.layers import Weight, compiled, multiply
-from core.runners.products import ROWS, Blocks, Int4, fuse, group_for, has_blocks
+from core.runners.products import ROWS, Blocks, Int4, fuse, group_for, has_blocks, joined
 
 
 def fits_int4(config: HeadConfig) -> bool:
@@ -150,10 +150,10 @@ class FusedHead:
             (mlp, ("down_proj",)),
         ]
         on_cpu = self.device.type == "cpu"
-        weights = [fuse(*each, int4) if on_cpu else joined(*each) for each in layers]
+        weights = [fuse(*each, int4) if on_cpu else _dense(*each) for each in layers]
         rounded = int4 and rounds_vocabulary()
         vocabulary = _vocabulary(network, real, rounded), ("lm_head",)
-        weights.append(fuse(*vocabulary, rounded) if on_cpu else joined(*vocabulary))
+        weights.append(fuse(*vocabulary, rounded) if on_cpu else _dense(*vocabulary))
         self.work = torch.float32 if on_cpu and self.dtype.itemsize == 2 else self.dtype
         table = network.embed_tokens.weight if self.config.own_embedding else embedding
         self.block: Any = Block(network, weights, table, len(self.target_ids), self.work)
@@ -207,8 +207,6 @@ def _vocabulary(network: HeadNetwork, real: Tensor, int4: bool) -> nn.Module:
     return cut
 
 
-def joined(owner: nn.Module, names: Sequence[str]) -> Weight:
+def _dense(owner: nn.Module, names: Sequence[str]) -> Weight:
     """What `fuse` makes on a CPU, where there is nothing but the matrices themselves."""
-    linears: list[Any] = [getattr(owner, name) for name in names]
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return Weight("dense", torch.cat([linear.weight for linear in linears]), bias)
+    return Weight("dense", *joined([getattr(owner, name) for name in names]))

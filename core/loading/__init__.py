@@ -100,11 +100,11 @@ def load_pair(
         )
         if head is None:
             sources.append(read_source(draft_name, device, draft_precision, None, "draft", progress, stop))
-    beside = (
-        0 if head is None or draft_name is None else bytes_needed(draft_name, head, device, settings.draft_precision)
-    )
+    beside = 0
     if own:
         beside = mtp_bytes(target_name, sources[0].folder, sources[0].config, sources[0].format.dtype)
+    elif head is not None and draft_name is not None:
+        beside = bytes_needed(draft_name, head, device, settings.draft_precision)
     placement = _find_room(sources, device, make_room, beside)
     try:
         models = _load_sources(sources, device, placement, progress, stop)

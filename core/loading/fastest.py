@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from core.clock import synchronise
 from core.errors import first_line
 from core.loading.memory import free_memory, skeleton, weights
-from core.loading.precision import Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
+from core.loading.precision import PRODUCTS, Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
 from core.runners.architecture import why_not_family
 from core.runners.graph import workspaces_of_its_own
 from core.runners.products import group_for, int4_obstacle, stack
@@ -136,9 +136,8 @@ class Products(nn.Module):
             weight = 0.02 * torch.randn(rows, columns, dtype=self.dtype, device=device)
             setattr(self, name, _linear(weight, precision == "nf4"))
         int4 = precision == "int4"
-        groups = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
         width = {name: columns for name, _, columns in shapes}
-        self._groups = [(stack(self, names, int4), width[names[0]]) for names in groups]
+        self._groups = [(stack(self, names, int4), width[names[0]]) for names in PRODUCTS]
 
     def forward(self, inputs: dict[int, Tensor]) -> None:
         for product, columns in self._groups:

@@ -105,12 +105,15 @@ def refuse_int4(config: Any, name: str) -> None:
     reason = why_not_family(config)
     if reason is None:
         shapes = product_shapes(config)
-        fused = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-        products = [(sum(shapes[name][0] for name in names), shapes[names[0]][1]) for names in fused]
+        products = [(sum(shapes[name][0] for name in names), shapes[names[0]][1]) for names in PRODUCTS]
         odd = [f"{rows} x {columns}" for rows, columns in products if not group_for(rows, columns)]
         reason = f"its kernel cannot take a weight of {odd[0]}" if odd else None
     if reason:
         raise UserError(f"{name} cannot be had in int4: {reason}; choose nf4 or bf16.")
+
+
+PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+"""Linear layers of a decoder layer that the fused forward multiplies as one."""
 
 
 def product_shapes(config: Any) -> dict[str, tuple[int, int]]:

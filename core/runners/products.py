@@ -40,8 +40,7 @@ def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Weight:
     first = linears[0]
     if hasattr(first.weight, "quant_state"):
         return _fuse_nf4(linears)
-    weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
-    bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
+    weight, bias = joined(linears)
     if int4 and group_for(*weight.shape):
         product = _share(owner, names, Int4(weight, bias))
         return Weight("int4", product.weight, product.bias, product.scales, product.group)
@@ -50,6 +49,13 @@ def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Weight:
         return Weight("blocks", product.weight, product.bias)
     _make_views(linears, weight)
     return Weight("dense", weight.detach(), bias)
+
+
+def joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of linear layers of floats as of a single one."""
+    first = linears[0]
+    weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+    return weight, None if first.bias is None else torch.cat([linear.bias for linear in linears])
 
 
 def _make_views(linears: Sequence[Any], weight: Tensor) -> None:
@@ -73,8 +79,7 @@ class Stacked:
         self._bias: Tensor | None = None
         quantised = hasattr(first.weight, "quant_state")  # 4 bits may be stored in a type of floats
         if self._whole is None and not quantised and first.weight.is_floating_point():
-            self._bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
-            weight = first.weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+            weight, self._bias = joined(linears)
             _make_views(linears, weight)
             self._weight = weight.detach()
 
@@ -105,9 +110,8 @@ def stack(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Stacked
     """The linear layers that `owner` has under these names, as one product where that can be; `int4` quantises them."""
     linears: list[Any] = [getattr(owner, name) for name in names]
     if int4 and not isinstance(linears[0], Share):
-        weight = torch.cat([linear.weight for linear in linears])
+        weight, bias = joined(linears)
         if group_for(*weight.shape):
-            bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
             _share(owner, names, Int4(weight, bias))
             linears = [getattr(owner, name) for name in names]
     return Stacked(linears)

@@ -178,9 +178,10 @@ class Picker:
         return [gr.update(value=value, visible=False) for value in (chosen.target, chosen.draft, "")]
 
     def recognise(self, pair: str, target: str, draft: str) -> list[Any]:
-        """Models that came by another way than the list, as from a link: the entry that means them."""
+        """Models that came by another way than the list, as from a link: the entry that means them. A visitor who has
+        chosen already, whose fields may not be filled yet, keeps the choice."""
         chosen = self._choice(pair)
-        if pair == OTHER or (target, draft) == (chosen.target, chosen.draft):
+        if pair != "default" or (target, draft) == (chosen.target, chosen.draft):
             return [gr.skip() for _ in range(1 + len(NAMED))]
         same = [value for value, each in self.choices.items() if (each.target, each.draft) == (target, draft)]
         if same or OTHER not in self.choices:

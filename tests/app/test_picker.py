@@ -4,6 +4,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 from fakes import CONTROLS as VALUES
 from fakes import FakeEngine, inspection
@@ -176,6 +177,7 @@ def test_models_from_a_link_find_their_entry():
     picker = Picker(FakeEngine(), Device())
     assert picker.recognise("default", "owner/small", "owner/tiny")[0] == "small-pair"
     assert picker.recognise("default", "some/where", "")[0] == OTHER
+    assert picker.recognise("small-pair", "", "")[0] == gr.skip(), "chosen, and its fields are still being filled"
     assert Picker(FakeEngine(), Device(), public=True).recognise("default", "some/where", "")[0] == "default"
 
 

@@ -17,7 +17,7 @@ with suppress(ImportError):
 
 
 def main() -> int:
-    from app.serving.starting import beside, clear_up, leave_garbage, load
+    from app.serving.starting import beside, clear_up, leave_garbage, load, without_stubs
     from app.settings import read_arguments, unmet
     from core.progress import console
 
@@ -38,7 +38,7 @@ def main() -> int:
     device, engine = Device(), Engine(settings)
     try:
         settle_in(engine)
-        with beside(partial(load, engine, tell)) as loading:
+        with beside(partial(load, engine, tell)) as loading, without_stubs():
             from app.api import leave_to_programs
             from app.insides import hang_up
             from app.page import build, launch_options

@@ -1,6 +1,8 @@
 """A start: what runs beside the imports, what is left for later, and that arguments are read before all that."""
 
 import gc
+import inspect
+import pathlib
 import subprocess
 import sys
 import threading
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.serving.starting import beside, clear_up, leave_garbage
+from app.serving.starting import beside, clear_up, leave_garbage, without_stubs
 from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,3 +56,16 @@ def test_arguments_are_read_before_anything_slow_is_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_gradio_writes_no_stubs_of_its_components_while_it_is_imported():
+    """What it finds no source of gets none; classes of others keep theirs."""
+    import gradio as gr
+    from gradio.component_meta import create_or_modify_pyi
+
+    with without_stubs():
+        with pytest.raises(OSError, match="no stub"):
+            inspect.getfile(gr.Button)
+        create_or_modify_pyi(gr.Button, "no class of this name", [])  # it would say that there is none
+        assert inspect.getfile(Path) == pathlib.__file__
+    assert inspect.getfile(gr.Button).endswith("button.py")

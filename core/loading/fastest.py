@@ -22,7 +22,7 @@ from core.errors import first_line
 from core.loading.memory import free_memory, skeleton, weights
 from core.loading.precision import PRODUCTS, Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
 from core.runners.architecture import why_not_family
-from core.runners.graph import workspaces_of_its_own
+from core.runners.graph import record
 from core.runners.products import group_for, int4_obstacle, stack
 
 ROWS = (1, 5)
@@ -158,21 +158,10 @@ def _linear(weight: Tensor, nf4: bool) -> nn.Module:
 
 def _replayed(work: Callable[[], None], device: torch.device) -> Callable[[], object]:
     """Work as a captured pass would do it; as it is where there is nothing to capture."""
-    work()
     if device.type != "cuda":
-        return work
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
         work()
-        with (
-            workspaces_of_its_own(),
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-        ):
-            work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph.replay()
-    return graph.replay
+        return work
+    return record(work, device, torch.cuda.Stream(device)).replay
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -313,23 +313,8 @@ class Captured:
         self, forward: Forward, store: StaticStore, inputs: Inputs, outputs: list[Tensor], stream: Any, pool: Any
     ) -> None:
         self._inputs, self._outputs = inputs, outputs
-        self._graph = torch.cuda.CUDAGraph()
         n = len(inputs.ids)
-        stream.wait_stream(torch.cuda.current_stream(store.device))
-        # The outer context puts the stream back even where ending a failed capture raises.
-        with torch.cuda.stream(stream):
-            # Libraries set themselves up and choose their kernels outside the capture.
-            forward(store, inputs, n)
-            with WaitsRefused():
-                forward(store, inputs, n)
-            # thread_local: other threads may be using the device meanwhile.
-            with (
-                workspaces_of_its_own(),
-                torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-            ):
-                write(forward(store, inputs, n), outputs)
-        torch.cuda.current_stream(store.device).wait_stream(stream)
-        self._graph.replay()  # the first replay also moves the graph to the device
+        self._graph = record(lambda: write(forward(store, inputs, n), outputs), store.device, stream, pool)
 
     def replay(self, ids: Tensor, parents: Sequence[int] | None) -> tuple[Tensor, Tensor | None]:
         """Logits [n, padded vocab] and the features [n, …] that are noted, good until the next replay."""
@@ -343,6 +328,26 @@ def write(given: tuple[Tensor, Tensor | None], outputs: Sequence[Tensor]) -> Non
     for found, output in zip(given, outputs):
         if found is not None:
             output.copy_(found)
+
+
+def record(work: Callable[[], object], device: torch.device, stream: Any, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """What this work does on a CUDA device as a graph, captured on the stream into the pool, replayed once."""
+    graph = torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream(device))
+    # The outer context puts the stream back even where ending a failed capture raises.
+    with torch.cuda.stream(stream):
+        work()  # libraries set themselves up and choose their kernels outside the capture
+        with WaitsRefused():
+            work()
+        # thread_local: other threads may be using the device meanwhile.
+        with (
+            workspaces_of_its_own(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            work()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph.replay()  # the first replay also moves the graph to the device
+    return graph
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class NeverForgets(FusedRunner):
     ("fault", "where"),
     [
         (AtZero, "a second chunk of a prompt"),
-        (NeverForgets, "a token after a roll back"),
+        (NeverForgets, "tokens after a roll back"),
         (BlindToTrees, "a tree"),
         (KeepsTheFirst, "the text after a tree"),
     ],

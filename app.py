@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import threading
+from argparse import Namespace
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it asks once
 with suppress(ImportError):
@@ -17,39 +20,22 @@ with suppress(ImportError):
 
 
 def main() -> int:
-    from app.serving.starting import beside, clear_up, leave_garbage, load, without_stubs
+    from app.serving.first_screen import first_screen
+    from app.serving.starting import clear_up, leave_garbage
     from app.settings import read_arguments, unmet
+    from core.errors import UserError
     from core.progress import console
 
     chosen = read_arguments()
     leave_garbage()
-    tell = console()
-    tell("Importing PyTorch and transformers")
-    from app.serving import Engine
-    from app.serving.device import Device, when_free
-    from app.serving.spaces import settle_in
-    from core.errors import UserError
-    from core.loading.pair import choose_method, choose_target
-    from core.records import Settings
-
-    target = choose_target(chosen.target)
-    method = choose_method(target, chosen.draft)
-    settings = Settings(target=target, draft=chosen.draft, method=method, precision=chosen.precision)
-    device, engine = Device(), Engine(settings)
     try:
-        settle_in(engine)
-        with beside(partial(load, engine, tell)) as loading, without_stubs():
-            from app.api import leave_to_programs
-            from app.insides import hang_up
-            from app.page import build, launch_options
-        pair = loading.result()
-        pair.target.choose_threads()  # now that nothing else computes
-        page = build(engine, public=chosen.public, device=device)
-        if chosen.mcp:
-            leave_to_programs(page)
+        with first_screen(chosen.host, chosen.port, console()) as (tell, port):
+            page, device, pair = prepare(chosen, tell)
+        from app.page import launch_options
+
         _, address, shared = page.launch(
             server_name=chosen.host,
-            server_port=chosen.port,
+            server_port=port,
             share=chosen.share,
             auth=chosen.auth,
             mcp_server=chosen.mcp,
@@ -60,9 +46,15 @@ def main() -> int:
     except (UserError, OSError) as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Stopped before the page was ready.", file=sys.stderr)
+        return 130
     for trouble in unmet(chosen, shared, page.mcp_error):
         print(trouble, file=sys.stderr, flush=True)
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
+
+    from app.insides import hang_up
+    from app.serving.device import when_free
 
     ended = threading.Event()
     later = (device, clear_up, pair.measure_all)
@@ -78,6 +70,35 @@ def main() -> int:
     if not idle:
         os._exit(0)  # a thread in the middle of a pass would bring the interpreter down
     return 0
+
+
+def prepare(chosen: Namespace, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
+    """The page that was asked for, the device its visitors share, and the pair that is loaded: what a start takes its
+    time for."""
+    from app.serving.starting import beside, load, without_stubs
+
+    tell("Importing PyTorch and transformers")
+    from app.serving import Engine
+    from app.serving.device import Device
+    from app.serving.spaces import settle_in
+    from core.loading.pair import choose_method, choose_target
+    from core.records import Settings
+
+    target = choose_target(chosen.target)
+    method = choose_method(target, chosen.draft)
+    settings = Settings(target=target, draft=chosen.draft, method=method, precision=chosen.precision)
+    device, engine = Device(), Engine(settings)
+    settle_in(engine)
+    with beside(partial(load, engine, tell)) as loading, without_stubs():
+        from app.api import leave_to_programs
+        from app.page import build
+    pair = loading.result()
+    tell("Building the page")
+    pair.target.choose_threads()  # now that nothing else computes
+    page = build(engine, public=chosen.public, device=device)
+    if chosen.mcp:
+        leave_to_programs(page)
+    return page, device, pair
 
 
 if __name__ == "__main__":

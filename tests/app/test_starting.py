@@ -3,13 +3,18 @@
 import gc
 import inspect
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
+from app.serving.first_screen import first_screen
 from app.serving.starting import beside, clear_up, leave_garbage, without_stubs
 from core.errors import UserError
 
@@ -69,3 +74,47 @@ def test_gradio_writes_no_stubs_of_its_components_while_it_is_imported():
         create_or_modify_pyi(gr.Button, "no class of this name", [])  # it would say that there is none
         assert inspect.getfile(Path) == pathlib.__file__
     assert inspect.getfile(gr.Button).endswith("button.py")
+
+
+def answer(address):
+    """Status and text of what is answered there."""
+    with pytest.raises(HTTPError) as found:
+        urlopen(address, timeout=5)
+    return found.value.code, found.value.read().decode()
+
+
+def test_the_page_is_announced_where_it_will_be():
+    """A browser gets a screen at once, which asks for the newest line; programs are told that it is not there yet."""
+    said = []
+    with first_screen("127.0.0.1", None, said.append) as (tell, port):
+        (address,) = (words.removeprefix("Starting at ") for words in said)
+        assert address == f"http://127.0.0.1:{port}/"
+        tell("Reading a model: 1 MB of 2 MB")
+        assert answer(f"{address}starting") == (503, said[-1])
+        status, page = answer(address)
+        assert status == 503 and "Speculative Decoding Playground" in page
+        with first_screen("127.0.0.1", None, said.append) as (_, another):
+            assert another > port, "one that starts meanwhile takes the next port"
+    with socket.socket() as probe:  # free for the page at once
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def test_without_a_port_to_announce_it_on_a_start_goes_on(monkeypatch):
+    """The page itself says then what the trouble is; a Space shows a screen of its own."""
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = taken.getsockname()[1]
+        with first_screen("127.0.0.1", busy, said.append) as found:
+            assert found == (said.append, busy)
+    monkeypatch.setenv("SPACE_ID", "owner/name")
+    with first_screen("127.0.0.1", None, said.append) as found:
+        assert found == (said.append, None) and not said
+
+
+def test_a_start_that_is_interrupted_ends_with_a_sentence():
+    starting = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert starting.stderr and any("Importing" in line for line in starting.stderr)
+    starting.send_signal(signal.SIGINT)
+    assert starting.stderr.read().endswith("Stopped before the page was ready.\n")
+    assert starting.wait(20) == 130

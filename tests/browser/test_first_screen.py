@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import fill_in, run_to_end, set_number, status
+from driving import fill_in, free_port, run_to_end, set_number, status
+
+from app.serving.first_screen import first_screen
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
 CARD = "#pair-card .pair-card"
@@ -16,6 +20,31 @@ CARD = "#pair-card .pair-card"
 @pytest.fixture
 def page(real_app: str, visit: Any) -> Any:
     return visit(real_app)
+
+
+def test_a_start_is_watched_until_the_page_is_there(chromium: Any) -> None:
+    """The screen shows what is told, and gives way to whatever answers in its place."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404 if self.path.endswith("starting") else 200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<h2>The page</h2>")
+
+    page = chromium.new_page()
+    try:
+        with first_screen("127.0.0.1", free_port(), print) as (tell, port):
+            page.goto(f"http://127.0.0.1:{port}")
+            for line in ("Reading a model: 1 MB of 2 MB", "Reading a model: 2 MB of 2 MB"):
+                tell(line)
+                page.wait_for_selector(f"[role=status] >> text={line}")
+        with HTTPServer(("127.0.0.1", port), Page) as server:
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            page.wait_for_selector("h2 >> text=The page")
+            server.shutdown()
+    finally:
+        page.close()
 
 
 def test_a_question_is_answered_in_both_panes(page: Any) -> None:

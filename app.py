@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
-import threading
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +18,7 @@ with suppress(ImportError):
 
 def main() -> int:
     from app.serving.first_screen import first_screen
-    from app.serving.starting import clear_up, leave_garbage
+    from app.serving.starting import leave_garbage, serve
     from app.settings import read_arguments, unmet
     from core.errors import UserError
     from core.progress import console
@@ -52,43 +49,18 @@ def main() -> int:
     for trouble in unmet(chosen, shared, page.mcp_error):
         print(trouble, file=sys.stderr, flush=True)
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
-
-    from app.insides import hang_up
-    from app.serving.device import when_free
-
-    ended = threading.Event()
-    later = (device, clear_up, pair.measure_all)
-    threading.Thread(target=when_free, args=later, name="measuring", daemon=True).start()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, lambda *_: ended.set())
-    ended.wait()
-    device.close()
-    idle = device.drain(5)
-    logging.disable()  # of connections cut short
-    threading.Timer(1, hang_up, (page,)).start()  # a browser never does by itself
-    page.close(verbose=False)
-    if not idle:
-        os._exit(0)  # a thread in the middle of a pass would bring the interpreter down
+    serve(page, device, pair)
     return 0
 
 
 def prepare(chosen: Namespace, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
-    """The page that was asked for, the device its visitors share, and the pair that is loaded: what a start takes its
-    time for."""
-    from app.serving.starting import beside, load, without_stubs
+    """The page, the device its visitors share, and the pair that is loaded: what a start takes its time for."""
+    from app.serving.starting import beside, engine_for, load, without_stubs
 
     tell("Importing PyTorch and transformers")
-    from app.serving import Engine
     from app.serving.device import Device
-    from app.serving.spaces import settle_in
-    from core.loading.pair import choose_method, choose_target
-    from core.records import Settings
 
-    target = choose_target(chosen.target)
-    method = choose_method(target, chosen.draft)
-    settings = Settings(target=target, draft=chosen.draft, method=method, precision=chosen.precision)
-    device, engine = Device(), Engine(settings)
-    settle_in(engine)
+    device, engine = Device(), engine_for(chosen.target, chosen.draft, chosen.precision)
     with beside(partial(load, engine, tell)) as loading, without_stubs():
         from app.api import leave_to_programs
         from app.page import build

@@ -1,23 +1,39 @@
-"""A start in a hurry: models are loaded in a thread while the page is imported, and garbage is left for later."""
+"""A start in a hurry, and an end in order: models are loaded in a thread while the page is imported, garbage is left
+for later, and what still runs at the end is waited for."""
 
 from __future__ import annotations
 
 import gc
 import inspect
+import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
 from typing import Any, TypeVar
 
 from app.serving import Engine
 from core.progress import Progress, Stop
+from core.settings import Settings
 
 HANDED_OVER = 0.0002
 """Seconds after which a thread that only runs Python lets another in; Python's own 0.005 would pass after every
 operation on tensors of one that loads, while the other imports."""
 T = TypeVar("T")
+
+
+def engine_for(target: str | None, draft: str | None, precision: str) -> Engine:
+    """An engine for the pair that was asked for, or for the default one, with the method that suits it."""
+    from app.serving.spaces import settle_in
+    from core.loading.pair import choose_method, choose_target
+
+    target = choose_target(target)
+    engine = Engine(Settings(target=target, draft=draft, method=choose_method(target, draft), precision=precision))
+    settle_in(engine)
+    return engine
 
 
 def load(engine: Engine, progress: Progress, stop: Stop) -> Any:
@@ -62,7 +78,7 @@ def without_stubs() -> Iterator[None]:
 @contextmanager
 def beside(job: Callable[[Stop], T]) -> Iterator[Future[T]]:
     """Run `job(stop)` in a thread beside the block, at whose end it has ended too; an error in the block stops it."""
-    stopped, interval = Event(), sys.getswitchinterval()
+    stopped, interval = threading.Event(), sys.getswitchinterval()
     sys.setswitchinterval(HANDED_OVER)
     try:
         with ThreadPoolExecutor(1, "loading") as pool:
@@ -73,3 +89,23 @@ def beside(job: Callable[[Stop], T]) -> Iterator[Future[T]]:
                 raise
     finally:
         sys.setswitchinterval(interval)
+
+
+def serve(page: Any, device: Any, pair: Any) -> None:
+    """Measure the rest of a loaded pair when nobody runs, and answer visitors until the program is told to end."""
+    from app.insides import hang_up
+    from app.serving.device import when_free
+
+    ended = threading.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: ended.set())
+    later = (device, clear_up, pair.measure_all)
+    threading.Thread(target=when_free, args=later, name="measuring", daemon=True).start()
+    ended.wait()
+    device.close()
+    idle = device.drain(5)
+    logging.disable()  # of connections cut short
+    threading.Timer(1, hang_up, (page,)).start()  # a browser never does by itself
+    page.close(verbose=False)
+    if not idle:
+        os._exit(0)  # a thread in the middle of a pass would bring the interpreter down

@@ -118,11 +118,12 @@ def as_new(engine: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def idle(chromium: Any) -> Iterator[list[Any]]:
-    """Contexts whose visitor has left: as new, but for Gradio's scripts, which they need not fetch and read again."""
-    contexts: list[Any] = []
-    yield contexts
-    for context in contexts:
-        context.close()
+    """Pages whose visitor has left, each in a context of its own: as new, but for Gradio's scripts, which they need not
+    fetch and compile again."""
+    pages: list[Any] = []
+    yield pages
+    for page in pages:
+        page.context.close()
 
 
 @pytest.fixture

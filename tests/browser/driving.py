@@ -71,44 +71,59 @@ def status(page: Any) -> str:
 def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
     """A function that opens an address; at the end no visitor may have asked another host or met a script error. With
     options, of a context or `cold`, the visitor's context is nobody else's before and after."""
-    contexts: dict[Any, set[str]] = {}
+    pages: dict[Any, set[str]] = {}
     """With the places that were visited in those that go on to the next visitor."""
+    listeners: dict[Any, dict[str, Any]] = {}
     trouble: list[str] = []
 
     def open_(address: str, cold: bool = False, **options: Any) -> Any:
         own = cold or bool(options)
-        context = idle.pop() if idle and not own else chromium.new_context(viewport=SCREEN, **options)
-        contexts[context] = set() if own else {_home(address)}
-        page = context.new_page()
+        page = idle.pop() if idle and not own else chromium.new_context(viewport=SCREEN, **options).new_page()
+        pages[page] = set() if own else {_home(address)}
         page.set_default_timeout(20_000)
-        page.on("request", lambda request: _own(request.url, address) or trouble.append(request.url))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        listeners[page] = {
+            "request": lambda request: _own(request.url, address) or trouble.append(request.url),
+            "pageerror": lambda error: trouble.append(str(error)),
+            "dialog": lambda dialog: trouble.append(dialog.message),
+        }
+        for event, listener in listeners[page].items():
+            page.on(event, listener)
         page.goto(address)
         page.wait_for_selector("#run")
         page.wait_for_function("document.querySelector('.race')?.race")
         return page
 
     yield open_
-    for context, places in contexts.items():
-        if places:
-            forget(context, places)
-            idle.append(context)
-        else:
-            context.close()
+    for page, places in pages.items():
+        if not places:
+            page.context.close()
+            continue
+        left = forget(page, places)
+        for event, listener in listeners[page].items():
+            page.remove_listener(event, listener)
+        idle.append(left)
     assert not trouble
 
 
-def forget(context: Any, places: set[str]) -> None:
-    """All that a visitor left in a context: pages, cookies and whatever scripts can store."""
-    for page in context.pages:
-        page.close()
+def forget(page: Any, places: set[str]) -> Any:
+    """All that a visitor left in a context: other pages, cookies and whatever scripts can store. The page itself, or
+    another if it was closed, comes back empty: what its process has compiled serves the next visitor."""
+    context = page.context
+    for other in context.pages:
+        if other != page:
+            other.close()
+    if page.is_closed():
+        page = context.new_page()
+    else:
+        page.evaluate("sessionStorage.clear(); window.name = ''")
+        page.goto("about:blank")
+        page.set_viewport_size(SCREEN)
     context.clear_cookies()
-    page = context.new_page()
     session = context.new_cdp_session(page)
     for origin in places:
         session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
-    page.close()
+    session.detach()
+    return page
 
 
 def _own(url: str, address: str) -> bool:

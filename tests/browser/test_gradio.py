@@ -96,7 +96,7 @@ def test_scripts_find_the_sidebar_its_infos_and_the_tabs(scripted: tuple[Any, st
 def test_a_visitor_finds_nothing_of_the_one_before(
     chromium: Any, idle: list[Any], scripted: tuple[Any, str], engine: Any
 ) -> None:
-    """Tests follow each other in one context, and are none of each other's business."""
+    """Tests follow each other in one page, and are none of each other's business."""
     for _ in range(2):
         visitors_of_a_test = visitors(chromium, idle)
         page = next(visitors_of_a_test)(scripted[1])
@@ -104,7 +104,7 @@ def test_a_visitor_finds_nothing_of_the_one_before(
         page.evaluate(LEAVE)
         assert page.evaluate(LEFT) == ["mine", "mine", True, True]
         assert next(visitors_of_a_test, None) is None
-        assert page.is_closed()
+        assert page.url == "about:blank" and page.context.pages == [page]
 
 
 def test_a_page_opened_again_asks_for_no_script(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:

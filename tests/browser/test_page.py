@@ -171,7 +171,7 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
 def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> None:
     page.set_viewport_size({"width": 1280, "height": 720})
     page.click("#run-five")
-    assert page.is_enabled("#stop")
+    page.wait_for_selector("#stop:not([disabled])")
     page.wait_for_function("document.querySelector('[data-number=spread]').textContent.startsWith('5 runs: ')")
     page.wait_for_function("document.querySelector('#stop').disabled")
     small = page.locator("#plain-stream .t").first.bounding_box()

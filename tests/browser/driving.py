@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 ARGUMENTS = [
@@ -70,17 +70,21 @@ def status(page: Any) -> str:
 
 def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
     """A function that opens an address; at the end no visitor may have asked another host or met a script error. With
-    options, of a context or `cold`, the visitor's context is nobody else's before and after."""
+    options of a context, or `cold`, the visitor's context is nobody else's before and after."""
     pages: dict[Any, set[str]] = {}
     """With the places that were visited in those that go on to the next visitor."""
     listeners: dict[Any, dict[str, Any]] = {}
     trouble: list[str] = []
 
-    def open_(address: str, cold: bool = False, **options: Any) -> Any:
+    def open_(
+        address: str, *, permissions: Sequence[str] = (), dark: bool = False, cold: bool = False, **options: Any
+    ) -> Any:
         own = cold or bool(options)
         page = idle.pop() if idle and not own else chromium.new_context(viewport=SCREEN, **options).new_page()
         pages[page] = set() if own else {_home(address)}
         page.set_default_timeout(20_000)
+        page.context.grant_permissions(permissions)
+        page.emulate_media(color_scheme="dark" if dark else "light")
         listeners[page] = {
             "request": lambda request: _own(request.url, address) or trouble.append(request.url),
             "pageerror": lambda error: trouble.append(str(error)),
@@ -119,6 +123,7 @@ def forget(page: Any, places: set[str]) -> Any:
         page.goto("about:blank")
         page.set_viewport_size(SCREEN)
     context.clear_cookies()
+    context.clear_permissions()
     session = context.new_cdp_session(page)
     for origin in places:
         session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})

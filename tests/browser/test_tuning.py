@@ -104,7 +104,7 @@ def test_another_temperature_shows_its_own_figures_and_use_it_takes_its_setting(
 def test_where_speculation_loses_use_it_means_plain(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
     """In the dark, where the words of charts are light."""
     engine.acceptance = 0.06
-    page = visit(scripted[1], color_scheme="dark")
+    page = visit(scripted[1], dark=True)
     open_tab(page, "tune")
     sweep(page)
     assert min(words_colour(page)) > 130

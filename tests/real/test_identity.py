@@ -5,6 +5,7 @@ may come first in a pass over several rows; there a text may part, and the tie i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from core.decoding import speculative
 from core.drafting.length import Fixed
-from core.drafting.model import ModelDrafter
+from core.drafting.model import EarlyExitDrafter, ModelDrafter
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
 from core.lanes import open_lane
@@ -95,8 +96,30 @@ class Knowing:
         raise AssertionError("a draft model is fed levels of a tree, and truncated")
 
 
+class KnowingExit:
+    """The same of an early exit: what its first layers say is not asked for, but they write into the target's cache."""
+
+    kind = "knowing exit"
+    device = CPU
+
+    def __init__(self, view: Any, text: Sequence[int], vocabulary: int) -> None:
+        self.view, self.layers, self.knows = view, view.layers, Knowing(text, vocabulary)
+
+    @property
+    def length(self) -> int:
+        return self.view.length
+
+    def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
+        self.knows.length = self.length
+        self.view.feed(ids, parents, rows=rows)
+        return self.knows.feed(ids, parents, rows=rows)
+
+    def truncate(self, length: int) -> None:
+        self.view.truncate(length)
+
+
 class Recalling(NgramDrafter):
-    """Has read the answer before, wrong at every twenty-fourth token: two tokens after each it finds its place again."""
+    """Has read the answer before, wrong at every twenty-fourth token: it finds its place again two tokens later."""
 
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
         self.memory = [(token + 1) % vocabulary if at % 24 == 0 else token for at, token in enumerate(text, 1)]
@@ -112,7 +135,9 @@ class Recalling(NgramDrafter):
         super().truncate(len(self.memory) + length)
 
 
-def knowing_drafter(method, text, vocabulary):
+def knowing_drafter(method, target, text, vocabulary):
+    if method == "early-exit":
+        return EarlyExitDrafter(KnowingExit(target.view(1), text, vocabulary), GREEDY)
     if method == "ngram":
         return Recalling(text, vocabulary)
     draft = Knowing(text, vocabulary)
@@ -124,12 +149,12 @@ def knowing_drafter(method, text, vocabulary):
 
 def test_real_target_of_a_good_draft(model, reference, answers):
     """Long accepted drafts, rejected ones and bonus tokens; of each text the real model has judged every token."""
-    met = {method: set() for method in ("draft", "ngram", "ngram+draft", "tree")}
+    met = {method: set() for method in ("draft", "ngram", "ngram+draft", "tree", "early-exit")}
     for prompt, expected in answers:
         with model.lease() as target:
             for method, outcomes in met.items():
                 target.truncate(len(prompt) - 1)  # the prompt is read once for all methods
-                drafter = knowing_drafter(method, prompt + expected, model.vocab_size)
+                drafter = knowing_drafter(method, target, prompt + expected, model.vocab_size)
                 run = Run(Settings(max_new_tokens=NEW), {}, "", prompt)
                 for round_ in speculative(target, drafter, run, length=Fixed(LENGTH), stop_ids=model.stop_ids):
                     outcomes |= {token.outcome for token in [*round_.drafted, *round_.kept]}
@@ -141,14 +166,13 @@ def test_real_target_of_a_good_draft(model, reference, answers):
 @pytest.mark.parametrize(
     "method, options, which",
     [
-        ("early-exit", {"draft_length": 1, "exit_layer": 28}, slice(None)),
+        ("early-exit", {"draft_length": 1, "exit_layer": 28}, slice(0, 6)),
         ("ngram", {"draft_length": 4}, slice(3, 9)),
     ],
     ids=["early-exit", "ngram"],
 )
 def test_drafters_that_need_no_other_model(model, reference, answers, method, options, which):
-    """Through the lane that the page and the command line open, text included. The n-gram has but the few questions
-    where it finds something, and all of them above."""
+    """As they are, on a few questions, through the lane that the page and the command line open, text included."""
     outcomes = set()
     for question, (prompt, expected) in list(zip(QUESTIONS, answers))[which]:
         settings = Settings(method=method, max_new_tokens=NEW, **options)
@@ -188,6 +212,15 @@ def test_real_draft(pair, reference, answers, method):
             for _ in lane:
                 pass
         assert_same(reference, prompt, expected[:16], lane.run.token_ids)
+
+
+def test_answers_are_shown_as_they_are_decoded(model, answers):
+    """All of them, token by token, but for a character that is cut short at the end."""
+    for prompt, expected in answers:
+        detokenizer = Detokenizer(model.tokenizer, prompt)
+        shown = "".join(detokenizer.push(token) for token in expected if token not in model.stop_ids)
+        whole = model.tokenizer.decode(expected, skip_special_tokens=True)
+        assert whole.startswith(shown) and whole[len(shown) :].strip("\ufffd") == ""
 
 
 def test_characters_of_several_tokens(model):

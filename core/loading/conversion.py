@@ -22,8 +22,8 @@ from filelock import FileLock
 from gguf import dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from core.disk import on_disk, require_room, user_folder
 from core.errors import Cancelled, UserError, first_line
-from core.loading.disk import on_disk, require_room, user_folder
 from core.loading.gguf import Header, StoredTensor, is_gguf, read_header
 from core.loading.gguf_layout import Place, config_of, layout, quiet_transformers, read_by_us
 from core.progress import Meter, Progress, Stop, never, silent

@@ -42,8 +42,8 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
+from core.disk import free_space, is_full
 from core.errors import Cancelled, UserError, refused_pickle
-from core.loading.disk import free_space, is_full
 from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.loading import disk
+from core import disk
 
 TRAINING = "training"
 """The part of a head's folder that its training needs."""

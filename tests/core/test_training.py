@@ -197,7 +197,7 @@ def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path,
     list(part.run(stop=lambda: part.standing.visits > 500, clock=lambda: 0.0))
     full = Trainer(target, tmp_path, Plan(tokens=8_000), resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("core.loading.disk.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        patch.setattr("core.disk.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
         with pytest.raises(UserError, match="free there; free some space and resume"):
             run_to_end(full)
     again = Trainer(target, tmp_path, Plan(tokens=8_000), resume=True)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.runners.kernels import has_kernels
 from core.runners.layers import Layer, Layers, Nf4Layers, Norm, compiled
 from core.runners.products import fuse
 
@@ -160,9 +161,16 @@ class FusedNetwork(Build):
             self.kv_heads,
             self.scale,
             self.silu,
+            network.config.intermediate_size,
             self.dtype,
+            self._suits_kernels(network.config.intermediate_size),
         )
         self.layers = compiled(self.as_written)
+
+    def _suits_kernels(self, inner: int) -> bool:
+        """Whether our own kernels, which go in steps of sixteen floats, can do what lies between the products."""
+        whole = all(size % 16 == 0 for size in (self.width, self.head_size, inner))
+        return self.dtype == torch.bfloat16 and whole and has_kernels()
 
     def embed(self, ids: Tensor) -> Tensor:
         """The residual stream [n, width] of ids [n], in the working type."""

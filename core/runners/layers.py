@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 Compiled = TypeVar("Compiled", bound=nn.Module)
 
+FEW = 32
+"""Rows up to which our own kernel attends; over more, as a prompt has, PyTorch's is faster."""
+
 
 class Weight(NamedTuple):
     """What several linear layers of the same input were fused into: `kind` names the kernel whose layout `values` have.
-    Of 4 bits, `group` neighbours share a scale; `code` and `shape` are what bitsandbytes' kernel asks for."""
+    Of 4 bits, `group` neighbours share a scale and `shape` is that of the weight; `code` is what bitsandbytes' kernel
+    asks for."""
 
     kind: str
     values: Tensor
@@ -30,6 +34,10 @@ class Weight(NamedTuple):
 
 def multiply(x: Tensor, weight: Weight) -> Tensor:
     """Rows [n, columns] in the weights' own type times a weight: [n, rows of the weight]."""
+    if weight.kind == "words":
+        out = torch.empty([x.size(0), weight.shape[0]], dtype=torch.float32)
+        multiply_words(x, weight, out)
+        return out.to(x.dtype)
     if weight.kind == "int4":
         scales = weight.scales
         assert scales is not None
@@ -40,6 +48,15 @@ def multiply(x: Tensor, weight: Weight) -> Tensor:
         return F.linear(x, weight.values, weight.bias)
     bias = weight.bias
     return y if bias is None else y + bias
+
+
+def multiply_words(x: Tensor, weight: Weight, out: Tensor) -> None:
+    """The same with 4 bits in words for our own kernel, into float32 [n, rows of the weight]."""
+    scales, bias = weight.scales, weight.bias
+    assert scales is not None
+    torch.ops.playground.multiply_into(x.contiguous(), weight.values, scales, out)
+    if bias is not None:
+        out.add_(bias)
 
 
 def multiply_nf4(x: Tensor, weight: Weight) -> Tensor:
@@ -99,9 +116,13 @@ class Layers(nn.Module):
         kv_heads: int,
         scale: float,
         silu: bool,
+        inner: int,
         dtype: torch.dtype,
+        kernels: bool = False,
     ) -> None:
+        """`inner`: the width of the mlp. `kernels`: whether to use our own operations, `core.runners.kernels`."""
         super().__init__()
+        self.inner, self.kernels = inner, kernels
         self.dtype = dtype
         self.layers, self.norm, self.head = layers, norm, head
         self.heads, self.kv_heads, self.group = heads, kv_heads, heads // kv_heads
@@ -109,6 +130,22 @@ class Layers(nn.Module):
 
     def product(self, x: Tensor, weight: Weight) -> Tensor:
         return multiply(x, weight)
+
+    def product_into(self, x: Tensor, weight: Weight, out: Tensor) -> None:
+        """Rows times a weight, in the working type."""
+        if weight.kind == "words":
+            multiply_words(x, weight, out)
+        else:
+            out.copy_(self.product(x, weight))
+
+    def entering(self, hidden: Tensor, norm: Norm | None, x: Tensor) -> None:
+        """The residual stream in the type of the weights, normalised where the layer does that first."""
+        if norm is None:
+            x.copy_(hidden)
+        elif self.kernels:
+            torch.ops.playground.normalise(hidden, norm.weight, norm.floor, x)
+        else:
+            normalise(hidden, norm, x)
 
     def forward(
         self,
@@ -131,6 +168,11 @@ class Layers(nn.Module):
         end = start + n
         x = cache.new_empty([n, hidden.size(1)])
         wide = torch.empty_like(hidden)
+        both = hidden.new_empty([n, 2 * self.inner])
+        gate, up = both[:, : self.inner], both[:, self.inner :]
+        inner = cache.new_empty([n, self.inner])
+        attended = cache.new_empty([n, heads * size])
+        unmasked = cache.new_empty([0])
         rows = hidden.new_empty([n, heads + 2 * kv_heads, size])
         flat = rows.view(n, -1)
         queries, keys = rows[:, :heads], rows[:, heads : heads + kv_heads]
@@ -143,53 +185,59 @@ class Layers(nn.Module):
         grouped = queries.view(n, kv_heads, group, size).permute(1, 2, 0, 3)
         asking = cache.new_empty([1, kv_heads, group * n, size])
         asking_by_head = asking.view(kv_heads, group, n, size)
-        written = cache[:, :, :, start:end].unbind()
-        seen = [cache[:, :, None, :, begin:end] for begin in begins]
-        seen_keys = [part[:, 0].unbind() for part in seen]
-        seen_values = [part[:, 1].unbind() for part in seen]
+        own_attention = self.kernels and n <= FEW
+        written: list[Tensor] = []
+        seen_keys: list[list[Tensor]] = []
+        seen_values: list[list[Tensor]] = []
+        if not own_attention:
+            written = cache[:, :, :, start:end].unbind()
+            for begin in begins:
+                seen = cache[:, :, None, :, begin:end]
+                seen_keys.append(seen[:, 0].unbind())
+                seen_values.append(seen[:, 1].unbind())
         found: list[Tensor] = []
         for i in range(cache.size(0)):
             layer = self.layers[first + i]
             kind = layer.kind
             if first + i in noted:
                 found.append(hidden.to(x.dtype, copy=True))
-            norm = layer.before_attention
-            if norm is None:
-                x.copy_(hidden)
-            else:
-                normalise(hidden, norm, x)
-            flat.copy_(self.product(x, layer.qkv))
+            self.entering(hidden, layer.before_attention, x)
+            self.product_into(x, layer.qkv, flat)
             norm = layer.query_norm
             if norm is not None:
                 self.normalise_heads(queries, norm)
             norm = layer.key_norm
             if norm is not None:
                 self.normalise_heads(keys, norm)
-            torch.mul(turned, sin[kind], out=swapping)
-            turned.mul_(cos[kind])
-            low.add_(from_high)
-            high.add_(from_low)
-            written[i].copy_(keys_values)
-            asking_by_head.copy_(grouped)
-            y = F.scaled_dot_product_attention(
-                asking, seen_keys[kind][i], seen_values[kind][i], masks[kind], scale=self.scale
-            )
-            if n > 1:
-                y = y.view(heads, n, size).transpose(0, 1)
-            wide.copy_(self.product(y.reshape(n, -1), layer.out))
+            mask = masks[kind]
+            if own_attention:
+                added = unmasked if mask is None else mask
+                torch.ops.playground.attend(
+                    rows, cos[kind], sin[kind], cache[i], added, begins[kind], start, self.scale, attended
+                )
+            else:
+                torch.mul(turned, sin[kind], out=swapping)
+                turned.mul_(cos[kind])
+                low.add_(from_high)
+                high.add_(from_low)
+                written[i].copy_(keys_values)
+                asking_by_head.copy_(grouped)
+                y = F.scaled_dot_product_attention(
+                    asking, seen_keys[kind][i], seen_values[kind][i], mask, scale=self.scale
+                )
+                attended.view(n, heads, size).copy_(y.view(heads, n, size).transpose(0, 1))
+            self.product_into(attended, layer.out, wide)
             norm = layer.after_attention
             if norm is not None:
                 normalise(wide, norm, wide)
             hidden.add_(wide)
-            norm = layer.before_mlp
-            if norm is None:
-                x.copy_(hidden)
+            self.entering(hidden, layer.before_mlp, x)
+            self.product_into(x, layer.gate_up, both)
+            if self.kernels and self.silu:
+                torch.ops.playground.silu_times(both, inner)
             else:
-                normalise(hidden, norm, x)
-            both = self.product(x, layer.gate_up)
-            gate, up = both[:, : both.size(1) // 2], both[:, both.size(1) // 2 :]
-            inner = F.silu(gate) if self.silu else F.gelu(gate, approximate="tanh")
-            wide.copy_(self.product(inner.mul_(up), layer.down))
+                inner.copy_((F.silu(gate) if self.silu else F.gelu(gate, approximate="tanh")).mul_(up))
+            self.product_into(inner, layer.down, wide)
             norm = layer.after_mlp
             if norm is not None:
                 normalise(wide, norm, wide)
@@ -208,7 +256,8 @@ class Layers(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows [n, width] of the last layer's residual stream as logits [n, padded vocabulary]."""
         x = torch.empty(hidden.shape, dtype=self.dtype)
-        return self.product(normalise(hidden, self.norm, x), self.head)
+        self.entering(hidden, self.norm, x)
+        return self.product(x, self.head)
 
 
 class Nf4Layers(Layers):

@@ -41,17 +41,18 @@ T number(StableIValue value) {
 
 using bf16 = uint16_t;
 
-__m512 load(const bf16* from) {  // sixteen
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+__m512 widen(__m256i sixteen) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(sixteen), 16));
 }
+
+__m512 load(const bf16* from) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
 
 void store(bf16* to, __m512 values) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(values));
 }
 
-__m512 exponential(__m512 x) {  // the polynomial of Cephes' expf; 0 where float32 has no such number
-  const __m512 least = _mm512_set1_ps(-87.3f);
+__m512 exponential(__m512 x) {  // the polynomial of Cephes' expf; 0 below 2e-35, before products become denormal
+  const __m512 least = _mm512_set1_ps(-80);
   const __mmask16 there = _mm512_cmp_ps_mask(x, least, _CMP_GE_OQ);
   x = _mm512_min_ps(_mm512_max_ps(x, least), _mm512_set1_ps(88));
   const __m512 power = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
@@ -184,6 +185,23 @@ void silu_times(StableIValue* stack, uint64_t, uint64_t) {
     }
 }
 
+// The sums over each of sixteen vectors, side by side: neighbours are folded into each other, four times.
+__m512 sums_of(const __m512 (&of)[16]) {
+  __m512 pairs[8], fours[4], eights[2];
+  for (int i = 0; i < 8; i++)
+    pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(of[2 * i], of[2 * i + 1]), _mm512_unpackhi_ps(of[2 * i], of[2 * i + 1]));
+  for (int i = 0; i < 4; i++) {
+    const __m512d left = _mm512_castps_pd(pairs[2 * i]), right = _mm512_castps_pd(pairs[2 * i + 1]);
+    fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(left, right)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(left, right)));
+  }
+  for (int i = 0; i < 2; i++)
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0x88),
+                              _mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0xdd));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                       _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+}
+
 // COUNT times sixteen columns of the sum of values [n, size], each times its share
 template <int COUNT>
 void add_up(const float* shares, const bf16* values, int64_t n, int64_t size, float divisor, bf16* out) {
@@ -229,28 +247,34 @@ void attend(StableIValue* stack, uint64_t, uint64_t) {
 #pragma omp parallel for schedule(static)
   for (int64_t unit = 0; unit < n * heads; unit++) {
     static thread_local std::vector<float> scores;
-    scores.assign((seen + 15) / 16 * 16, -INFINITY);
+    scores.resize((seen + 15) / 16 * 16);
     const int64_t r = unit / heads, h = unit % heads;
     const float* query = row + (r * all + h) * size;
     const bf16* keys = held + (h * key_heads / heads * capacity + begin) * size;
     const bf16* values = keys + key_heads * capacity * size;
-    float most = -INFINITY;
-    for (int64_t j = 0; j < seen; j++) {
-      __m512 products = _mm512_setzero_ps();
-      for (int64_t i = 0; i < size; i += 16)
-        products = _mm512_fmadd_ps(_mm512_loadu_ps(query + i), load(keys + j * size + i), products);
-      scores[j] = scale * _mm512_reduce_add_ps(products);
-      if (apart) {
-        const uint32_t bits = static_cast<uint32_t>(added[r * apart + j]) << 16;
-        float more;
-        std::memcpy(&more, &bits, sizeof more);
-        scores[j] += more;
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t j = 0; j < seen; j += 16) {
+      __m512 products[16];
+      for (int64_t k = 0; k < 16; k++) {
+        const bf16* key = keys + (j + k < seen ? j + k : seen - 1) * size;
+        products[k] = _mm512_setzero_ps();
+        for (int64_t i = 0; i < size; i += 16)
+          products[k] = _mm512_fmadd_ps(_mm512_loadu_ps(query + i), load(key + i), products[k]);
       }
-      most = scores[j] > most ? scores[j] : most;
+      const __mmask16 there = seen - j < 16 ? (1 << (seen - j)) - 1 : 0xffff;
+      __m512 score = _mm512_mul_ps(_mm512_set1_ps(scale), sums_of(products));
+      if (apart) {
+        const __m256i more = _mm256_maskz_loadu_epi16(there, added + r * apart + j);
+        score = _mm512_add_ps(score, widen(more));
+      }
+      score = _mm512_mask_blend_ps(there, _mm512_set1_ps(-INFINITY), score);
+      most = _mm512_max_ps(most, score);
+      _mm512_storeu_ps(&scores[j], score);
     }
+    const __m512 highest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
     __m512 sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < seen; j += 16) {
-      const __m512 share = exponential(_mm512_sub_ps(_mm512_loadu_ps(&scores[j]), _mm512_set1_ps(most)));
+      const __m512 share = exponential(_mm512_sub_ps(_mm512_loadu_ps(&scores[j]), highest));
       _mm512_storeu_ps(&scores[j], share);
       sum = _mm512_add_ps(sum, share);
     }

@@ -233,7 +233,8 @@ class Int4(nn.Module):
         self.group = group
         codes, scales = quantise(weight, group)
         self.shape = (weight.shape[0], weight.shape[1])
-        self.words = weight.device.type == "cpu" and group == WORDS and has_kernels()
+        for_kernel = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and group == WORDS
+        self.words = for_kernel and has_kernels()
         packed, scales = in_words(codes, scales) if self.words else (_blocked(codes), scales)
         self.weight = nn.Buffer(packed)
         self.scales = nn.Buffer(scales)

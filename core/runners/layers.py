@@ -3,6 +3,8 @@
 On one row most operations take half a microsecond, and calling one from Python takes two more: in 30 layers of 30
 operations that comes to as much as reading the weights. TorchScript's interpreter, which comes with PyTorch and needs
 no compiler, calls them without Python. Where a PyTorch has it no more, the same code runs as Python.
+
+Where `core.runners.kernels` could compile them, operations of our own stand for several of PyTorch's each.
 """
 
 import warnings

@@ -8,7 +8,7 @@ weights.
 
 In 4 bits, groups of a row's neighbours share a scale and a zero: a weight is (code - 8) * scale + zero, codes 0 … 15,
 scale and zero in bf16. The kernel multiplies with bf16 activations alone; a row's result does not depend on the rows
-beside it.
+beside it. On a CPU it is our own where that could be compiled (`core.runners.kernels`).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Layers(nn.Module):
     ) -> None:
         """`inner`: the width of the mlp. `kernels`: whether to use our own operations, `core.runners.kernels`."""
         super().__init__()
-        self.inner, self.kernels = inner, kernels
+        self.inner, self.kernels, self.few = inner, kernels, FEW
         self.dtype = dtype
         self.layers, self.norm, self.head = layers, norm, head
         self.heads, self.kv_heads, self.group = heads, kv_heads, heads // kv_heads
@@ -188,16 +188,16 @@ class Layers(nn.Module):
         grouped = queries.view(n, kv_heads, group, size).permute(1, 2, 0, 3)
         asking = cache.new_empty([1, kv_heads, group * n, size])
         asking_by_head = asking.view(kv_heads, group, n, size)
-        own_attention = self.kernels and (n == 1 or n * end <= FEW)
+        own_attention = self.kernels and (n == 1 or n * end <= self.few)
         written: list[Tensor] = []
         seen_keys: list[list[Tensor]] = []
         seen_values: list[list[Tensor]] = []
         if not own_attention:
-            written = cache[:, :, :, start:end].unbind()
+            written = list(cache[:, :, :, start:end].unbind())
             for begin in begins:
                 seen = cache[:, :, None, :, begin:end]
-                seen_keys.append(seen[:, 0].unbind())
-                seen_values.append(seen[:, 1].unbind())
+                seen_keys.append(list(seen[:, 0].unbind()))
+                seen_values.append(list(seen[:, 1].unbind()))
         found: list[Tensor] = []
         for i in range(cache.size(0)):
             layer = self.layers[first + i]

@@ -102,6 +102,16 @@ def test_the_fused_forward_is_the_same_without(architecture_, int4, monkeypatch)
     assert (with_kernels - logits()).norm() < 0.03 * with_kernels.norm()
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_the_layers_are_scripted(has, monkeypatch):
+    """What TorchScript refuses would run as Python, in silence and slower."""
+    if not has:
+        for module in (products, architecture):
+            monkeypatch.setattr(module, "has_kernels", lambda: False)
+    network = random_model("llama", 7, vocab=64, dtype=torch.bfloat16, **WIDE)
+    assert isinstance(FusedNetwork(network, int4=True).layers, torch.jit.ScriptModule)
+
+
 def test_without_a_compiler_there_are_none(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels.shutil, "which", lambda name: None)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.clock import Clock, engine_time
 from core.drafting import Draft, Drafter
 from core.drafting.length import Controller
 from core.errors import Cancelled
 from core.progress import Stop, never
 from core.records import CacheLengths, Candidate, Round, Run, Token
 from core.runners import Runner, prefill
+from core.runners.clock import Clock, engine_time
 from core.runners.host import ids_on
 from core.sampling import Sampling, Uniforms
 from core.verification import Verdict, judge

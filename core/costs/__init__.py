@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.clock import synchronise
 from core.runners import Runner
+from core.runners.clock import synchronise
 
 MEASURED_LENGTHS = (1, 2, 4, 6, 9, 17)
 """The last is a pass over the longest automatic draft and the newest token."""

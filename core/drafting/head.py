@@ -18,7 +18,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from core.clock import engine_time, synchronise
 from core.costs.rounds import RoundCosts
 from core.drafting import Draft
 from core.drafting.length import Adaptive
@@ -27,6 +26,7 @@ from core.heads.runner import AnyHeadRunner, HeadRunner
 from core.progress import Stop
 from core.records import Round, Token, depths
 from core.runners import PREFILL_CHUNK, Runner
+from core.runners.clock import engine_time, synchronise
 from core.runners.features import Features
 from core.runners.host import ids_on
 from core.sampling import Sampling, draw

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.clock import timed_pass
 from core.heads import HeadConfig, HeadNetwork
+from core.runners.clock import timed_pass
 from core.runners.layers import Weight, compiled, multiply
 from core.runners.products import ROWS, Blocks, Int4, fuse, group_for, has_blocks, joined
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from core.clock import timed_pass
+from core.runners.clock import timed_pass
 from core.runners.dynamic import crop
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.clock import synchronise, timed_pass
 from core.costs import CostTable, table_of
 from core.heads.block import FusedHead
 from core.heads.mtp import MtpHead, MtpRunner
+from core.runners.clock import synchronise, timed_pass
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
 """Of the timed passes."""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.clock import synchronise
 from core.errors import first_line
 from core.loading.memory import free_memory, skeleton, weights
 from core.loading.precision import PRODUCTS, Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
 from core.runners.architecture import why_not_family
+from core.runners.clock import synchronise
 from core.runners.graph import record
 from core.runners.products import group_for, int4_obstacle, stack
 

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.clock import synchronise
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
 from core.errors import UserError
 from core.runners.architecture import FusedNetwork, why_not
+from core.runners.clock import synchronise
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static

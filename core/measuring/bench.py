@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from core.clock import PassTimer, synchronise
 from core.costs import CONTEXT, CostTable, median_table
 from core.costs.rounds import Promise, RoundCosts, exit_costs, promise
 from core.drafting.build import head_costs
@@ -32,6 +31,7 @@ from core.loading.model import Model
 from core.loading.pair import Pair
 from core.measuring.peers import Peer
 from core.records import SCHEMA, Run, Settings, Spread, repeats_itself, summarise
+from core.runners.clock import PassTimer, synchronise
 from core.text import encode_prompt, read_prompts
 
 Progress = Callable[[str], None]

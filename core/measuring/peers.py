@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from core.clock import synchronise
 from core.errors import UserError
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.records import Settings
+from core.runners.clock import synchronise
 from core.runners.products import Share
 from core.text import encode_prompt
 

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from core.clock import engine_time, synchronise
 from core.errors import Cancelled
 from core.progress import Stop
+from core.runners.clock import engine_time, synchronise
 from core.runners.host import ids_on
 
 

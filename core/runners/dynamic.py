@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from core.clock import timed_pass
 from core.runners import Runner
+from core.runners.clock import timed_pass
 from core.runners.features import Features, Tap, decoder_stack, shallow
 from core.runners.host import ids_on, tree_depths, tree_mask
 

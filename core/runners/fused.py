@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.clock import timed_pass
 from core.runners.architecture import Attending, FusedNetwork
+from core.runners.clock import timed_pass
 from core.runners.features import Features
 from core.runners.host import tree_depths, tree_visible
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.clock import off_the_clock, synchronise, timed_pass
 from core.errors import first_line
 from core.runners import architecture
 from core.runners.architecture import rotations
+from core.runners.clock import off_the_clock, synchronise, timed_pass
 from core.runners.dynamic import DynamicRunner, early_exit_network, unlike
 from core.runners.features import Features, Tap
 from core.runners.static_cache import Inputs, StaticStore, run_pass

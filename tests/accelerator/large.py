@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from core.clock import PassTimer
 from core.costs import CostTable, time_passes
 from core.costs.rounds import RoundCosts, promise
 from core.decoding import speculative
@@ -25,6 +24,7 @@ from core.loading.precision import product_shapes
 from core.measuring.bench import describe_bandwidth
 from core.measuring.peers import transformers_peers
 from core.records import Run, Settings, Spread, summarise
+from core.runners.clock import PassTimer
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
 from core.runners.static_layers import StaticNetwork

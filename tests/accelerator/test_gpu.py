@@ -9,13 +9,13 @@ import torch
 from tiny import VOCABULARY, random_model, random_prompt
 from torch import nn
 
-from core.clock import Clock, off_the_clock
 from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.lanes import open_lane
 from core.measuring.bench import copy_bandwidth
 from core.records import first_divergence
 from core.runners.architecture import FAMILIES
+from core.runners.clock import Clock, off_the_clock
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, fused_for, why_not
 from core.runners.host import ids_on

@@ -10,7 +10,6 @@ import torch
 
 from core import decoding
 from core.__main__ import main
-from core.clock import PassTimer
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts, expected_tokens, promise
 from core.errors import UserError
@@ -32,6 +31,7 @@ from core.measuring.peers import SPECULATION, llama_peers, network_for, transfor
 from core.measuring.perplexity import perplexity
 from core.measuring.report import table
 from core.records import Round, Settings, Token
+from core.runners.clock import PassTimer
 from core.runners.fused import FusedRunner
 from core.runners.products import Share
 from core.text import encode_prompt
@@ -101,7 +101,7 @@ def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
     """Efficiency counts what `feed` takes, and nothing that happens between two passes: by a clock that passes move by
     two seconds and the judge by three, it is two fifths."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("core.clock.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("core.runners.clock.time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     def taking(seconds, work):
         def slow(*args, **options):

@@ -8,13 +8,13 @@ import torch
 from heads import CONFIG, REDUCED, VARIANTS, fused_head, random_head, taught_head, true_features
 from tiny import VOCABULARY, random_prompt, target_of, target_runner
 
-from core.clock import PassTimer
 from core.decoding import take_step
 from core.drafting.head import HeadDrafter
 from core.heads.block import FusedHead, fits_int4
 from core.heads.runner import HeadRunner
 from core.progress import never
 from core.runners import prefill
+from core.runners.clock import PassTimer
 from core.runners.products import GROUP, dequantise, quantise
 from core.sampling import Sampling, Uniforms
 
@@ -155,7 +155,7 @@ def test_passes_of_a_head_are_bare_passes(monkeypatch):
     """What counts is a pass over features or over its own output, and the logits behind it: by a clock that each of
     them moves by a second, three drafted tokens take six."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("core.clock.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("core.runners.clock.time", SimpleNamespace(perf_counter=lambda: clock.now))
     target, context = target_runner("llama"), random_prompt(12)
     drafter = drafter_for(target, random_head(), "llama", Sampling())
     target.feed(torch.tensor(context[:-1]))

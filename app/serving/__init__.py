@@ -16,6 +16,7 @@ from core.settings import METHODS, POCKET_NAME, SMOLLM2_NAME, Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from core.inspecting.acceptance import Acceptance
     from core.inspecting.catalogue import Found
     from core.text import Prompt
     from core.training.kept import Kept
@@ -154,11 +155,14 @@ class Engine:
 
         return HOW_TO_GET_IT if self.settings.target is None and not at_hand(SMOLLM2_NAME) else None
 
-    def inspect(self, settings: Settings) -> dict[str, Any]:
-        """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files."""
+    def inspect(self, settings: Settings, acceptance: Acceptance | None = None) -> dict[str, Any]:
+        """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files.
+        `acceptance` is what was measured of the pair, if it was."""
+        from core.drafting.build import known_costs
         from core.inspecting import inspect_pair
 
         self.admit(settings)
+        pair = self.loaded(settings)
         return inspect_pair(
             settings.target,
             settings.draft,
@@ -167,6 +171,8 @@ class Engine:
             device=settings.device,
             revision=settings.revision,
             held=self._held(),
+            acceptance=acceptance,
+            costs=known_costs(pair) if pair is not None else None,
         ).to_dict()
 
     def drafts(self, settings: Settings) -> list[tuple[str, float]]:
@@ -189,7 +195,7 @@ class Engine:
 
         return [card.name for card in cards()]
 
-    def predict_on(self, gpu: str, settings: Settings, acceptance: float | None) -> dict[str, Any]:
+    def predict_on(self, gpu: str, settings: Settings, acceptance: Acceptance | None) -> dict[str, Any]:
         """What a pair would do on a card that is not here, as `inspect --device-like` writes it; `acceptance` is what
         was measured of the pair, if it was."""
         from core.inspecting.devices import find_card, predict_on

@@ -1,7 +1,4 @@
-"""Which pair: the catalogue's, the one the app was started with, or any other; and a card on it before it is loaded.
-
-The card under the pair: what an inspection found, as HTML. Names come from people and hubs, so all is escaped.
-"""
+"""Which pair: the catalogue's, the one the app was started with, or any other; and a card on it before it is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +18,9 @@ from app.serving.turns import sentence, with_device
 from app.serving.visit import Visit
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair, replaced
+from app.sidebar.card import card_html, outlook_html, trouble_html, waiting_html
 from core.errors import UserError
+from core.inspecting.acceptance import Acceptance
 from core.inspecting.catalogue import Found
 from core.progress import in_bytes, never
 from core.settings import HEAD, MTP, NO_TREE, POCKET_NAME, Settings
@@ -140,10 +139,12 @@ class Picker:
         controls["draft_precision"] = control("draft_precision", self.engine.settings, render=False)
         return controls
 
-    def connect(self, page: gr.Blocks, controls: dict[str, Any], visit: gr.State, opened: Dependency) -> None:
+    def connect(
+        self, page: gr.Blocks, controls: dict[str, Any], visit: gr.State, opened: Dependency, finished: Dependency
+    ) -> None:
         """Fill the fields when a pair is chosen, and choose the pair that a link filled in (`opened`); then look at it,
         without a turn on the device: its card, what it would be like on another GPU, and the controls that depend on
-        it."""
+        it. A run that has `finished` tells how much of what the pair drafts is accepted."""
         fields = [controls[name] for name in NAMED]
         controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
         named = [controls[name] for name in ("pair", "target", "draft")]
@@ -151,24 +152,18 @@ class Picker:
         opened.then(self.recognise, named, [controls["pair"], *fields], **QUIET)
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
         typed = [event for field in fields for event in (field.submit, field.blur)]
-        gr.on(
-            [controls["gpu"].change, controls["pair"].change, *typed],
-            self.predict,
-            [controls[name] for name in ("gpu", "pair", *NAMED)] + [visit],
-            controls["outlook"],
-            concurrency_limit=None,
-            trigger_mode="always_last",
-            **PRIVATE,
-        )
+        options: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "always_last", **PRIVATE}
+        of_pair = [controls[name] for name in ("pair", *NAMED, "precision", "draft_precision")]
+        predicting = self.predict, [controls[name] for name in ("gpu", "pair", *NAMED)] + [visit], controls["outlook"]
+        gr.on([controls["gpu"].change, controls["pair"].change, *typed], *predicting, **options)
         gr.on(
             [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision")), *typed],
             self.look,
-            [controls[name] for name in ("pair", *NAMED, "precision", "draft_precision", "method")],
+            [*of_pair, controls["method"], visit],
             [controls[name] for name in ("card", *FOLLOWING)],
-            concurrency_limit=None,
-            trigger_mode="always_last",
-            **PRIVATE,
+            **options,
         )
+        finished.then(self.learn, [*of_pair, visit], controls["card"], **options).then(*predicting, **options)
 
     def fill(self, pair: str) -> list[Any]:
         """The fields of a pair. What was typed before is taken away with the fields."""
@@ -189,7 +184,15 @@ class Picker:
         return [OTHER, *(gr.update(visible=True) for _ in NAMED)]
 
     def look(
-        self, pair: str, target: str, draft: str, revision: str, precision: str, draft_precision: str, method: str
+        self,
+        pair: str,
+        target: str,
+        draft: str,
+        revision: str,
+        precision: str,
+        draft_precision: str,
+        method: str,
+        visit: Visit,
     ) -> Iterator[list[Any]]:
         """The card of a pair: at once that it is being looked at, then what was found and the controls that follow."""
         unchanged = [gr.skip() for _ in FOLLOWING]
@@ -201,7 +204,7 @@ class Picker:
                 return
             settings = self._named(pair, target, draft, revision, precision, draft_precision)
             yield [waiting_html("Looking at the models' configs…"), *unchanged]
-            found = self.engine.inspect(settings)
+            found = self.engine.inspect(settings, measured_acceptance(visit, settings))
             loaded = self.engine.loaded(settings)
             reasons = self.engine.methods(loaded) if loaded is not None else reasons_of(found)
             updates = follow_pair(reasons, method, found["target"]["layers"], bool(found["target"]["chat"]))
@@ -212,6 +215,21 @@ class Picker:
                 yield [card_html(found, drafts=self.engine.drafts(settings), news=news), *following]
         except Exception as error:
             yield [trouble_html(sentence(error)), *unchanged]
+
+    def learn(
+        self, pair: str, target: str, draft: str, revision: str, precision: str, draft_precision: str, visit: Visit
+    ) -> Any:
+        """The card of a pair once more, where a run of it has just told how much is accepted."""
+        try:
+            settings = self._named(pair, target, draft, revision, precision, draft_precision)
+            accepted = measured_acceptance(visit, settings)
+            if accepted is None:
+                return gr.skip()
+            chosen = self._choice(pair)
+            drafts = self.engine.drafts(settings) if pair == OTHER else ()
+            return card_html(self.engine.inspect(settings, accepted), chosen.why, chosen.gated, drafts)
+        except Exception:  # the run has said it, or the card does
+            return gr.skip()
 
     def predict(self, gpu: str, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
         """What the pair would be like on a GPU that is not here; nothing where none is named."""
@@ -263,58 +281,12 @@ def _said(text: str) -> str:
     return f'<p role="status">{escape(text)}</p>'
 
 
-MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
-LEVELS = {"good": "Good to go", "caution": "Note", "bad": "Will not work"}
-MOST_DRAFTS = 3
-
-
-def card_html(
-    found: dict[str, Any],
-    why: str = "",
-    gated: bool = False,
-    drafts: Sequence[tuple[str, float]] = (),
-    news: str = "",
-) -> str:
-    """The card of an `Inspection` (core.inspecting), `to_dict()`; `why` is the catalogue's line on the pair, `drafts`
-    are other drafts for its target with the speed-up predicted for each, the best first; `news`: what the choice of the
-    pair changed elsewhere."""
-    headline, *rest = found["verdict"]
-    if gated:
-        rest.insert(0, "Gated: accept its terms on its Hub page, then log in (hf auth login) or set HF_TOKEN.")
-    rest += [why] if why else []
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found))
-    best = "".join(f"<li>{escape(name)}, {speedup:.1f}×</li>" for name, speedup in drafts[:MOST_DRAFTS])
-    more = "".join(f"<li>{escape(sentence)}</li>" for sentence in rest)
-    level = found["level"]
-    return (
-        f'<div class="pair-card" data-level="{escape(level)}"><p class="pair-verdict">'
-        f'<b aria-hidden="true">{MARKS[level]}</b><span class="for-ears">{LEVELS[level]}: </span>'
-        f"{escape(headline)}</p>"
-        + (f'<p class="pair-news" role="status">{escape(news)}</p>' if news else "")
-        + f"<dl>{rows}</dl>"
-        + (f'<p class="pair-drafts">Drafts with its tokens, and what is predicted:</p><ul>{best}</ul>' if best else "")
-        + (f"<details><summary>{len(rest)} more to know</summary><ul>{more}</ul></details>" if rest else "")
-        + "</div>"
-    )
-
-
-def waiting_html(text: str) -> str:
-    return f'<div class="pair-card" data-level="waiting"><p class="pair-verdict">{escape(text)}</p></div>'
-
-
-def trouble_html(text: str) -> str:
-    """The card of a pair that cannot be looked at, with the sentence why."""
-    return (
-        '<div class="pair-card" data-level="bad" role="alert"><p class="pair-verdict">'
-        f'<b aria-hidden="true">{MARKS["bad"]}</b>{escape(text)}</p></div>'
-    )
-
-
 JUDGED_BY_A_DRAFT = ("draft", "head")
 """Methods whose acceptance rate tells of the pair, and not of the text's repetitions."""
+HERE = "here, in your last run of this pair"
 
 
-def measured_acceptance(visit: Visit, settings: Settings) -> float | None:
+def measured_acceptance(visit: Visit, settings: Settings) -> Acceptance | None:
     """Accepted ÷ judged in the newest run of this visit that the pair's draft drafted; None where there is none."""
     pair = (settings.target, settings.draft, settings.revision)
     for entry in reversed(visit.entries):
@@ -322,77 +294,5 @@ def measured_acceptance(visit: Visit, settings: Settings) -> float | None:
             own = head["settings"]
             rate = head["metrics"]["acceptance_rate"] if own["method"] in JUDGED_BY_A_DRAFT else None
             if rate is not None and tuple(own.get(name) for name in ("target", "draft", "revision")) == pair:
-                return rate
+                return Acceptance(rate, HERE)
     return None
-
-
-def outlook_html(found: dict[str, Any]) -> str:
-    """The card of a `DevicePrediction` (core.inspecting.devices), `to_dict()`: the decision, a column a precision, and
-    where every number comes from."""
-    card, outlooks = found["card"], found["outlooks"]
-    level = "good" if found["go"] else "bad" if not any(each["fits"] for each in outlooks) else "caution"
-    heads = "".join(f'<th scope="col">{escape(each["precision"])}</th>' for each in outlooks)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-        for name, cells in _outlook_rows(found)
-    )
-    sources = "".join(f"<dt>{escape(what)}</dt><dd>{escape(source)}.</dd>" for what, source in found["sources"].items())
-    figures = f"{card['memory']:g} GB, {card['bandwidth']:,g} GB/s, {card['compute']:g} TFLOPS"
-    return (
-        f'<div class="pair-card outlook" data-level="{level}" role="status"><p class="pair-verdict">'
-        f'<b aria-hidden="true">{MARKS[level]}</b>{escape(found["sentence"])}</p>'
-        f"<p class='outlook-kind'>A prediction for {escape(card['name'])} ({figures}), not a measurement.</p>"
-        f"<table><tr><td></td>{heads}</tr>{rows}</table>"
-        f"<details><summary>Where these numbers come from</summary><dl>{sources}</dl></details></div>"
-    )
-
-
-def _outlook_rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """A line per question, a cell per precision."""
-    outlooks, measured = found["outlooks"], found["acceptance"]
-    rows = [
-        (f"at {found['context']:,} tokens", [in_bytes(each["needed"]) for each in outlooks]),
-        ("longest text, tokens", [f"{each['longest']:,}" if each["longest"] else "does not fit" for each in outlooks]),
-        ("plain tokens/s", [f"{each['tokens_per_second']:,.0f}" if each["fits"] else "–" for each in outlooks]),
-        ("bound by", [each["bound"] if each["fits"] else "–" for each in outlooks]),
-    ]
-    for at, gain in enumerate(outlooks[0]["gains"]):
-        alpha = gain["acceptance"]
-        name = f"{alpha:.0%} accepted" + (", measured here" if alpha == measured else "")
-        rows.append((name, [_gained(each, at) for each in outlooks]))
-    return rows
-
-
-def _gained(outlook: dict[str, Any], at: int) -> str:
-    if not outlook["fits"]:
-        return "–"
-    gain = outlook["gains"][at]
-    return f"{gain['speedup']:.2f}×, draft {gain['draft_length']}" if gain["draft_length"] else "no gain"
-
-
-def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Download, memory, layers and predicted speed-up, each in a few characters."""
-    target, draft, memory = found["target"], found["draft"], found["memory"]
-    rows = [("Download", _download([m for m in (target, draft) if m]))]
-    needed = in_bytes(memory["needed"])
-    rows.append(("Memory", f"{needed} of {in_bytes(memory['free'])} free" if memory["free"] is not None else needed))
-    if draft:
-        rows.append(
-            ("Draft", f"{draft['layers']} of {target['layers']} layers, {found['bytes_ratio']:.0%} of the bytes")
-        )
-    if found["predictions"]:
-        rows.append(("Predicted", _speedup(found["predictions"][0])))
-    return rows
-
-
-def _download(models: list[dict[str, Any]]) -> str:
-    sizes = [m["download_bytes"] for m in models]
-    if any(size is None for size in sizes):
-        return "size unknown"
-    return in_bytes(sum(sizes)) if any(sizes) else "none, it is here"
-
-
-def _speedup(prediction: dict[str, Any]) -> str:
-    low, high = prediction["forecasts"][0], prediction["forecasts"][-1]
-    rates = f"{low['acceptance']:.0%} to {high['acceptance']:.0%}"
-    return f"{low['speedup']:.1f}× to {high['speedup']:.1f}× at {rates} accepted"

@@ -27,6 +27,12 @@ def expected_tokens_by_position(reached: Sequence[float], gamma: int) -> float:
     return 1 + sum(reached[:gamma])
 
 
+def acceptance_rate(reached: Sequence[float]) -> float:
+    """Accepted ÷ judged of chains with P(at least i tokens accepted) = aᵢ: a token is judged where all before it are
+    accepted."""
+    return sum(reached) / sum([1.0, *reached[:-1]])
+
+
 def leviathan(alpha: float, gamma: int, c: float) -> float:
     """Theorem 3.8: E / (γc + 1). Assumes that verifying γ+1 tokens costs what one token costs."""
     return expected_tokens(alpha, gamma) / (gamma * c + 1)

@@ -113,6 +113,14 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
     return RoundCosts(target, draft, draft.following)
 
 
+def known_costs(pair: Pair) -> RoundCosts | None:
+    """What a round that the pair's own draft drafts costs, where that has been measured already."""
+    drafting = pair.head or pair.draft
+    if drafting is None or drafting.costs is None or pair.target.costs is None:
+        return None
+    return round_costs(pair, Settings(method="head" if pair.head else "draft"))
+
+
 def head_costs(target: Seconds, head: HeadCosts, beams: int = 1) -> RoundCosts:
     """Of rounds that a trained head drafts, from `beams` of its own outputs at a time."""
     return RoundCosts(target, head.read, head.draft(beams))

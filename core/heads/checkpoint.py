@@ -22,6 +22,8 @@ from core.errors import UserError, refused_pickle
 from core.heads import HeadConfig, HeadNetwork
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+MEASURED = "measured"
+"""The entry of config.json, and of the bundled pair's facts, that says how much was accepted, and where."""
 OPTIONAL = {"d2t", "t2d"}
 IGNORED = {"verifier_norm.weight", "verifier_lm_head.weight"}
 """Copies of the target's own that speculators may have saved for its training."""

@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 import torch
 
+from core.costs.rounds import RoundCosts
 from core.errors import UserError
+from core.inspecting.acceptance import USUAL, USUAL_RANGE, Acceptance
 from core.inspecting.cards import ModelCard, card, draft_card
 from core.inspecting.catalogue import find_pair, heads_for
-from core.inspecting.devices import Drafter, Prediction, predict
+from core.inspecting.devices import Drafter, Prediction, predict, shipped_with
 from core.inspecting.files import Sized, preview, size_up
 from core.inspecting.likeness import (
     Likeness,
@@ -68,7 +70,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A pair on a machine. `predictions` begin with the one that holds here; there are none without a draft."""
+    """A pair on a machine. `predictions` begin with the one that holds here; there are none without a draft.
+    `acceptance` is what was measured of the pair, if it was: the predictions then lead with it."""
 
     target: ModelCard
     draft: ModelCard | None
@@ -79,6 +82,7 @@ class Inspection:
     layers_ratio: float | None
     bytes_ratio: float | None
     predictions: tuple[Prediction, ...]
+    acceptance: Acceptance | None
     level: Level
     verdict: tuple[str, ...]
     pair: str | None
@@ -100,10 +104,13 @@ def inspect_pair(
     revision: str | None = None,
     context: int = CONTEXT,
     held: int = 0,
+    acceptance: Acceptance | None = None,
+    costs: RoundCosts | None = None,
 ) -> Inspection:
     """Look at a pair without loading it; with no target, at the bundled pair; with no draft, at the target and the
     bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes of the
-    device's memory that would be given back first, such as those of a pair that is to be replaced.
+    device's memory that would be given back first, such as those of a pair that is to be replaced; `acceptance` as
+    measured of the pair, if it was, else what its files say; `costs` of its rounds here, where they were measured.
 
     Raises UserError with one sentence where a model is missing, gated, out of reach, or cannot be decoded with.
     """
@@ -114,7 +121,7 @@ def inspect_pair(
         target, draft = POCKET_NAME, draft or POCKET_NAME
     ours = size_up(preview(target, "target", revision), place, precision)
     theirs: Drafter | None = None
-    likeness = None
+    likeness = head = None
     if drafts_for_itself(ours.preview, draft):
         theirs, likeness = size_up_mtp(ours), describe_mtp(ours.preview)
     elif head := preview_bundled(ours.preview) if draft is None else preview_head(draft):
@@ -124,10 +131,11 @@ def inspect_pair(
         theirs = size_up(preview(draft, "draft"), place, precision if draft_precision == "auto" else draft_precision)
         likeness = compare_vocabularies(ours.preview, theirs.preview)
     memory = measure_memory(ours, theirs, place, context, held)
-    predictions = predict(ours, theirs, place) if theirs and likeness and likeness.usable else ()
+    acceptance = acceptance or shipped_with(target, draft, head)
+    predictions = predict(ours, theirs, place, acceptance, costs) if theirs and likeness and likeness.usable else ()
     cards = card(ours, context), draft_card(theirs, context) if theirs else None
     known = find_pair(target, draft)
-    level, sentences = judge(*cards, memory, likeness, predictions, context)
+    level, sentences = judge(*cards, memory, likeness, predictions, acceptance, context)
     return Inspection(
         *cards,
         place.type,
@@ -137,6 +145,7 @@ def inspect_pair(
         theirs.layers / ours.layers if theirs else None,
         theirs.weights.read / ours.weights.read if theirs else None,
         predictions,
+        acceptance if predictions else None,
         level,
         sentences,
         known.name if known else None,
@@ -158,8 +167,6 @@ def measure_memory(target: Sized, draft: Drafter | None, device: torch.device, c
     )
 
 
-EXPECTED = 0.7
-"""The acceptance rate the verdict speaks of."""
 WORTH_IT = 1.2
 MANY_LAYERS, MANY_BYTES = 0.75, 0.5
 Finding = tuple["Level", str]
@@ -171,6 +178,7 @@ def judge(
     memory: Memory,
     likeness: Likeness | None,
     predictions: Sequence[Prediction],
+    acceptance: Acceptance | None,
     context: int,
 ) -> tuple[Level, tuple[str, ...]]:
     """The worst level found, and all that was found, the worst first: "bad" is what will not run, "caution" what one
@@ -187,7 +195,7 @@ def judge(
         found += [
             *_tokens(likeness),
             *_cost(target, draft, memory),
-            *_gain(predictions),
+            *_gain(predictions, acceptance),
             *_drafting(target, draft, context),
         ]
     order: list[Level] = ["bad", "caution", "good"]
@@ -267,19 +275,21 @@ def _cost(target: ModelCard, draft: ModelCard, memory: Memory) -> Iterator[Findi
         yield "caution", f"A draft step reads {bytes_read:.0%} of what a target step reads: there is little to gain."
 
 
-def _gain(predictions: Sequence[Prediction]) -> Iterator[Finding]:
+def _gain(predictions: Sequence[Prediction], acceptance: Acceptance | None) -> Iterator[Finding]:
+    """What the prediction that holds here says, at what was measured; else at what is usual, as an if."""
     if not predictions:
         return
-    first = predictions[0]
-    expected = first.at(EXPECTED)
+    expected, holds = predictions[0].expected, predictions[0].holds
+    rate = f"{expected.acceptance:.0%}"
+    condition = f"If {rate} of the drafts were accepted"
+    if acceptance:
+        condition = f"At the {rate} accepted that were measured {acceptance.where}"
+    gain = f"up to {expected.speedup:.1f}× with drafts of {expected.draft_length}, {holds}"
     if expected.draft_length == 0:
-        yield "caution", f"At {EXPECTED:.0%} acceptance nothing is to be gained {first.holds}."
-        return
-    yield (
-        "good" if expected.speedup >= WORTH_IT else "caution",
-        f"At {EXPECTED:.0%} acceptance up to {expected.speedup:.1f}× with drafts of {expected.draft_length}, "
-        f"{first.holds}.",
-    )
+        gain = f"nothing is to be gained {holds}"
+    worth = expected.draft_length and expected.speedup >= WORTH_IT
+    source = "" if acceptance else f" {USUAL[0]} to {USUAL[-1]} is {USUAL_RANGE}."
+    yield "good" if worth else "caution", f"{condition}, {gain}.{source}"
 
 
 def _drafting(target: ModelCard, draft: ModelCard, context: int) -> Iterator[Finding]:

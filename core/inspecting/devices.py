@@ -22,6 +22,7 @@ import torch
 
 from core.costs.rounds import RoundCosts, best_length, expected_tokens, leviathan
 from core.errors import UserError
+from core.inspecting.acceptance import EXPECTED, USUAL, USUAL_RANGE, Acceptance, shipped_with_pocket
 from core.inspecting.files import Preview, Sized, preview, size_up
 from core.inspecting.likeness import HeadPreview, SizedHead, preview_bundled, preview_head, size_up_head
 from core.inspecting.mtp import SizedMtp, drafts_for_itself, size_up_mtp
@@ -29,11 +30,8 @@ from core.progress import in_bytes
 from core.settings import POCKET_NAME
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
-Basis = Literal["bytes", "layers"]
+Basis = Literal["bytes", "layers", "measured"]
 PRECISIONS = ("nf4", "bf16")
-ALPHAS = (0.6, 0.7, 0.8)
-EXPECTED = 0.7
-"""What decides where nothing was measured."""
 LONGEST = 8
 REACHED = 0.7
 """Share of the data sheet's bandwidth, and half of that of its arithmetic, that small batches are assumed to reach."""
@@ -55,8 +53,7 @@ SOURCES = {
     "rows multiplied in 4 bits": "bitsandbytes 0.50's source; past them whole matrices are unpacked for every pass",
     "tokens/s": "bound by what is named beside it: a pass takes as long as reading its bytes or as its arithmetic, "
     "whichever is longer, and its kernels besides",
-    "acceptance": "0.6 to 0.8 is usual for a draft of the same family; Leviathan et al. 2023 (tables 2 and 3) report "
-    "about 0.5 to 0.9. Your text decides: measure it",
+    "acceptance": f"{USUAL[0]} to {USUAL[-1]} is {USUAL_RANGE}. Your text decides: measure it",
 }
 
 
@@ -74,37 +71,70 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Forecasts where a draft step costs `cost_ratio` of a target step: by bytes read, or by layers launched."""
+    """Forecasts where a draft step costs `cost_ratio` of a target step: by bytes read, by layers launched, or measured.
+    `measured` is the one at the acceptance that was measured of the pair, if it was."""
 
     basis: Basis
     cost_ratio: float
     holds: str
     forecasts: tuple[Forecast, ...]
+    measured: Forecast | None = None
+
+    @property
+    def expected(self) -> Forecast:
+        """The one to go by."""
+        return self.measured or next(f for f in self.forecasts if f.acceptance == EXPECTED)
 
     def at(self, acceptance: float) -> Forecast:
         return next(f for f in self.forecasts if f.acceptance == acceptance)
 
 
-def predict(target: Sized, draft: Drafter, device: torch.device) -> tuple[Prediction, ...]:
-    """What speculation may bring if a pass over several tokens costs what one over one token costs."""
+def predict(
+    target: Sized,
+    draft: Drafter,
+    device: torch.device,
+    acceptance: Acceptance | None = None,
+    costs: RoundCosts | None = None,
+) -> tuple[Prediction, ...]:
+    """What speculation may bring if a pass over several tokens costs what one over one token costs; before that, by
+    `costs`, as they were measured here, if they were. `acceptance` as measured of the pair, if it was."""
+    by_shape = _by_shape(target, draft, device, acceptance)
+    return by_shape if costs is None else (_by_costs(costs, acceptance), *by_shape)
+
+
+def _by_costs(costs: RoundCosts, acceptance: Acceptance | None) -> Prediction:
+    def forecast(alpha: float) -> Forecast:
+        gains = {n: costs.speed_up(expected_tokens(alpha, n), n) for n in range(LONGEST + 1)}
+        best = max(gains, key=lambda n: gains[n])
+        return Forecast(alpha, best, gains[best])
+
+    holds = "by what passes cost here, as measured when the pair was loaded"
+    usual, measured = tuple(map(forecast, USUAL)), forecast(acceptance.rate) if acceptance else None
+    return Prediction("measured", costs.step / costs.plain, holds, usual, measured)
+
+
+def _by_shape(
+    target: Sized, draft: Drafter, device: torch.device, acceptance: Acceptance | None
+) -> tuple[Prediction, ...]:
     by_bytes = draft.weights.read / target.weights.read
     by_layers = draft.layers / target.layers
     if device.type == "cpu":
-        return (forecast("bytes", by_bytes, "on a CPU, where a step costs the bytes it reads"),)
-    eager = forecast("layers", by_layers, "without CUDA graphs, where a step costs its layers' kernel launches")
+        return (_predict("bytes", by_bytes, "on a CPU, where a step costs the bytes it reads", acceptance),)
     if device.type != "cuda":
-        return (forecast("layers", by_layers, "here, where a step costs its layers' kernel launches"),)
-    return (forecast("bytes", by_bytes, "with CUDA graphs, where a step costs the bytes it reads"), eager)
+        return (_predict("layers", by_layers, "here, where a step costs its layers' kernel launches", acceptance),)
+    eager = "without CUDA graphs, where a step costs its layers' kernel launches"
+    graphs = "with CUDA graphs, where a step costs the bytes it reads"
+    return _predict("bytes", by_bytes, graphs, acceptance), _predict("layers", by_layers, eager, acceptance)
 
 
-def forecast(basis: Basis, cost_ratio: float, holds: str) -> Prediction:
-    lengths = {alpha: best_length(alpha, cost_ratio) for alpha in ALPHAS}
-    return Prediction(
-        basis,
-        cost_ratio,
-        holds,
-        tuple(Forecast(alpha, n, leviathan(alpha, n, cost_ratio)) for alpha, n in lengths.items()),
-    )
+def _predict(basis: Basis, cost_ratio: float, holds: str, acceptance: Acceptance | None) -> Prediction:
+    measured = _forecast(acceptance.rate, cost_ratio) if acceptance else None
+    return Prediction(basis, cost_ratio, holds, tuple(_forecast(alpha, cost_ratio) for alpha in USUAL), measured)
+
+
+def _forecast(alpha: float, cost_ratio: float) -> Forecast:
+    length = best_length(alpha, cost_ratio)
+    return Forecast(alpha, length, leviathan(alpha, length, cost_ratio))
 
 
 @dataclass(frozen=True)
@@ -149,7 +179,7 @@ class DevicePrediction:
 
     card: Card
     context: int
-    acceptance: float | None
+    acceptance: Acceptance | None
     outlooks: tuple[Outlook, ...]
     go: bool
     sentence: str
@@ -162,7 +192,7 @@ class DevicePrediction:
         """Where every number comes from."""
         if self.acceptance is None:
             return SOURCES
-        return {**SOURCES, f"{self.acceptance:.0%} accepted": "measured here, in the last run of this pair"}
+        return {**SOURCES, f"{self.acceptance.rate:.0%} accepted": f"measured {self.acceptance.where}"}
 
 
 @cache
@@ -208,11 +238,11 @@ def predict_on(
     target: str | None,
     draft: str | None,
     context: int = 2048,
-    acceptance: float | None = None,
+    acceptance: Acceptance | None = None,
     revision: str | None = None,
 ) -> DevicePrediction:
-    """A pair, by names as `inspect` takes them, on a card; `acceptance` as measured of it, if it was. Raises UserError
-    where a model cannot be looked at."""
+    """A pair, by names as `inspect` takes them, on a card; `acceptance` as measured of it, if it was, else what its
+    files say. Raises UserError where a model cannot be looked at."""
     if target is None:
         target, draft = POCKET_NAME, draft or POCKET_NAME
     ours = preview(target, "target", revision)
@@ -220,10 +250,17 @@ def predict_on(
         theirs = ours
     else:
         theirs = (preview_head(draft) or preview(draft, "draft")) if draft else preview_bundled(ours)
-    alphas: list[float] = sorted({*ALPHAS, *([] if acceptance is None else [acceptance])})
-    decisive = EXPECTED if acceptance is None else acceptance
+    acceptance = acceptance or shipped_with(target, draft, theirs)
+    alphas: list[float] = sorted({*USUAL, *([] if acceptance is None else [acceptance.rate])})
     outlooks = tuple(_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS)
-    return DevicePrediction(card, context, acceptance, outlooks, *_decide(card, outlooks, decisive))
+    return DevicePrediction(card, context, acceptance, outlooks, *_decide(card, outlooks, acceptance))
+
+
+def shipped_with(target: str, draft: str | None, theirs: Preview | HeadPreview | None) -> Acceptance | None:
+    """What the files of a pair, by the names it was asked for and what its draft is, say was measured of it."""
+    if isinstance(theirs, HeadPreview):
+        return theirs.accepted
+    return shipped_with_pocket() if (target, draft) == (POCKET_NAME, POCKET_NAME) else None
 
 
 def _outlook(
@@ -300,8 +337,10 @@ def _gain(card: Card, target: Sized, draft: Drafter, alpha: float, context: int)
     return Gain(alpha, best, speedup(best))
 
 
-def _decide(card: Card, outlooks: Sequence[Outlook], acceptance: float) -> tuple[bool, str]:
-    """Go or no-go at this acceptance, in the precision that is fastest among those that fit."""
+def _decide(card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None) -> tuple[bool, str]:
+    """Go or no-go at the acceptance that was measured, else at a usual one, in the precision that is fastest among
+    those that fit."""
+    acceptance, where = (measured.rate, f", as measured {measured.where}") if measured else (EXPECTED, "")
     fitting = [outlook for outlook in outlooks if outlook.fits]
     if not fitting:
         least = min(outlooks, key=lambda outlook: outlook.needed)
@@ -321,11 +360,14 @@ def _decide(card: Card, outlooks: Sequence[Outlook], acceptance: float) -> tuple
     if gain.speedup >= WORTH_IT:
         return True, (
             f"Go: {speed}, and about {gain.speedup:.1f}× that with drafts of {gain.draft_length} if "
-            f"{gain.acceptance:.0%} are accepted."
+            f"{gain.acceptance:.0%} are accepted{where}."
         )
     if gain.speedup > NOT_WORTH_IT:
-        return False, f"Hardly: {speed}, and only {gain.speedup:.2f}× that if {gain.acceptance:.0%} are accepted."
-    return False, f"No-go: {speed}; at {gain.acceptance:.0%} acceptance a draft costs as much as it saves."
+        return (
+            False,
+            f"Hardly: {speed}, and only {gain.speedup:.2f}× that if {gain.acceptance:.0%} are accepted{where}.",
+        )
+    return False, f"No-go: {speed}; at {gain.acceptance:.0%} accepted{where} a draft costs as much as it saves."
 
 
 def _at(outlook: Outlook, acceptance: float) -> Gain:

@@ -13,6 +13,7 @@ import torch
 from core.errors import UserError
 from core.heads.block import rounds_vocabulary
 from core.heads.checkpoint import Description, describe, is_head, read_config
+from core.inspecting.acceptance import Acceptance, shipped
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.loading import find_file
@@ -139,12 +140,14 @@ def _other_sentence(shared: float, found: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class HeadPreview:
-    """A head that is not loaded; `cached` says whether its weights are on this machine."""
+    """A head that is not loaded; `cached` says whether its weights are on this machine, `accepted` what was measured of
+    it, as its config.json has it."""
 
     name: str
     description: Description
     headers: dict[str, Header]
     cached: bool
+    accepted: Acceptance | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -195,7 +198,7 @@ def preview_head(name: str) -> HeadPreview | None:
     headers = local_headers(folder, name) if here else hub_headers(name, None)
     if headers is None:
         raise UserError(f"{name} is a trained head, and the sizes of its weights cannot be asked of the Hub.")
-    return HeadPreview(name, _described(config, headers, name), headers, here)
+    return HeadPreview(name, _described(config, headers, name), headers, here, shipped(config))
 
 
 def preview_bundled(target: Preview) -> HeadPreview | None:

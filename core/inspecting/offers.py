@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from core.errors import UserError
-from core.inspecting import CONTEXT, EXPECTED, Fit, Inspection, Memory, ModelCard, measure_memory
+from core.inspecting import CONTEXT, Fit, Inspection, Memory, ModelCard, measure_memory
+from core.inspecting.acceptance import EXPECTED, Acceptance
 from core.inspecting.catalogue import CataloguePair, cached_models, catalogue, read_catalogue, relatives
-from core.inspecting.devices import Prediction, predict
+from core.inspecting.devices import Forecast, Prediction, predict
 from core.inspecting.files import Preview, Sized, catalogue_config, preview, read_folder, read_named, size_up
 from core.inspecting.likeness import same_vocabulary
 from core.loading import resolve_device
@@ -167,7 +168,7 @@ def inspection_card(found: Inspection, drafts: Sequence[Suggestion] = ()) -> str
         lines.append(
             ("draft ÷ target", f"{found.layers_ratio:.2f} of the layers, {found.bytes_ratio:.2f} of the bytes read")
         )
-    lines += [("predicted", _prediction(prediction)) for prediction in found.predictions]
+    lines += [("predicted", _prediction(prediction, found.acceptance)) for prediction in found.predictions]
     lines.append(("verdict", found.level))
     width = max(len(label) for label, _ in lines) + 2
     text = [f"{label:<{width}}{line}" for label, line in lines]
@@ -236,14 +237,17 @@ def _memory(memory: Memory, context: int) -> str:
     )
 
 
-def _prediction(prediction: Prediction) -> str:
-    each = "; ".join(
-        f"{f.acceptance:.0%} accepted: {f.speedup:.2f}× (draft {f.draft_length})"
-        if f.draft_length
-        else f"{f.acceptance:.0%} accepted: no gain"
-        for f in prediction.forecasts
-    )
-    return f"{each} {prediction.holds}"
+def _prediction(prediction: Prediction, acceptance: Acceptance | None) -> str:
+    usual = "; ".join(_forecast(forecast) for forecast in prediction.forecasts)
+    if acceptance is None or prediction.measured is None:
+        return f"if accepted as is usual: {usual} {prediction.holds}"
+    measured = f"{_forecast(prediction.measured)}, as measured {acceptance.where}"
+    return f"{measured}; elsewhere usual: {usual}; {prediction.holds}"
+
+
+def _forecast(f: Forecast) -> str:
+    gain = f"{f.speedup:.2f}× (draft {f.draft_length})" if f.draft_length else "no gain"
+    return f"{f.acceptance:.0%} accepted: {gain}"
 
 
 def _draft_line(draft: Suggestion) -> str:

@@ -6,22 +6,27 @@ vLLM, SGLang and vLLM's speculators read the folder; the target's embeddings are
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from core.costs.rounds import acceptance_rate
 from core.heads import HeadConfig
-from core.heads.checkpoint import save_head
+from core.heads.checkpoint import MEASURED, save_head
 from core.loading.head import identify
 from core.training.dialogues import BLOCK
 from core.training.loop import Plan, Standing, Trainer
 from core.training.pool import HELD_OUT, HELD_OUT_AT_FIRST
 from core.training.unroll import MATRIX_RATE, OTHER_RATE, STEP_WEIGHT, STEPS
 
+HELD_OUT_TEXTS = "on texts held out of its training, greedy"
+
 
 def export(trainer: Trainer, folder: Path) -> None:
     """Write config.json, model.safetensors (bf16) and README.md into `folder`."""
     target = trainer.target.name
-    save_head(
-        trainer.head, folder, target={"name": target, **identify(trainer.target.config, trainer.target.tokenizer)}
-    )
+    entries: dict[str, Any] = {"target": {"name": target, **identify(trainer.target.config, trainer.target.tokenizer)}}
+    if reached := trainer.standing.agreement:
+        entries[MEASURED] = {"acceptance_rate": round(acceptance_rate(reached), 4), "where": HELD_OUT_TEXTS}
+    save_head(trainer.head, folder, **entries)
     (folder / "README.md").write_text(
         card(target, trainer.config, trainer.plan, trainer.standing, folder), encoding="utf-8"
     )

@@ -17,6 +17,7 @@ from fake_sweep import fake_sweep
 from app.serving import Engine, Offer
 from core.errors import UserError
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
+from core.inspecting.acceptance import Acceptance
 from core.inspecting.catalogue import Found
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
 from core.training.kept import Kept, read_progress
@@ -88,18 +89,20 @@ ENVIRONMENT = {
 }
 
 
-def inspection(settings: Settings) -> dict[str, Any]:
+def inspection(settings: Settings, acceptance: Acceptance | None = None) -> dict[str, Any]:
     """What `core.inspecting` finds of a pair, made up: the larger it is by name, the less it fits."""
     large = "large" in (settings.target or "")
     model = {"name": settings.target or "pocket", "layers": 16, "chat": False, "download_bytes": 8_100_000_000 * large}
     forecasts = [{"acceptance": a, "draft_length": 5, "speedup": s} for a, s in ((0.6, 1.6), (0.7, 2.0), (0.8, 2.6))]
+    measured = acceptance and {"acceptance": acceptance.rate, "draft_length": 2, "speedup": 1 + acceptance.rate}
     return {
         "target": model,
+        "acceptance": acceptance and asdict(acceptance),
         "draft": {"name": "draft", "layers": 2, "chat": False, "download_bytes": 0},
         "memory": {"needed": 20_000_000_000 if large else 41_000_000, "free": 12_000_000_000, "fits": "yes"},
         "likeness": {"same": True, "sentence": "They share every token."},
         "bytes_ratio": 0.07,
-        "predictions": [{"basis": "bytes", "cost_ratio": 0.07, "forecasts": forecasts}],
+        "predictions": [{"basis": "bytes", "cost_ratio": 0.07, "forecasts": forecasts, "measured": measured}],
         "level": "bad" if large else "good",
         "verdict": ["It does not fit.", "They share every token."]
         if large
@@ -268,13 +271,13 @@ class FakeEngine(Engine):
     def drafts(self, settings: Settings) -> list[tuple[str, float]]:
         return [("owner/tiny", 2.1), ("owner/<b>small</b>", 1.4)]
 
-    def inspect(self, settings: Settings) -> dict[str, Any]:
+    def inspect(self, settings: Settings, acceptance: Acceptance | None = None) -> dict[str, Any]:
         if settings.target == "owner/missing":
             raise UserError("The Hub has no model 'owner/missing' that you may see; check the spelling.")
-        return inspection(settings)
+        return inspection(settings, acceptance)
 
-    def predict_on(self, gpu: str, settings: Settings, acceptance: float | None) -> dict[str, Any]:
-        alphas = (0.7,) if acceptance is None else (0.7, acceptance)
+    def predict_on(self, gpu: str, settings: Settings, acceptance: Acceptance | None) -> dict[str, Any]:
+        alphas = (0.7,) if acceptance is None else (0.7, acceptance.rate)
         gains = [{"acceptance": alpha, "draft_length": 4, "speedup": 1 + alpha} for alpha in alphas]
         small, large = (
             {"needed": n * 1e9, "fits": n < 12, "longest": 15_872 * (n < 12), "tokens_per_second": 500 / n}
@@ -283,7 +286,7 @@ class FakeEngine(Engine):
         return {
             "card": {"name": gpu, "memory": 12, "bandwidth": 504, "compute": 58.3},
             "context": 2048,
-            "acceptance": acceptance,
+            "acceptance": acceptance and asdict(acceptance),
             "outlooks": [
                 {"precision": name, "bound": "bandwidth", "gains": gains, **each}
                 for name, each in (("nf4", small), ("bf16", large))

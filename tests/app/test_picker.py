@@ -15,16 +15,8 @@ from app.serving.device import Device, in_background
 from app.serving.turns import guarded, with_pair
 from app.serving.visit import Visit
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
-from app.sidebar.picker import (
-    OTHER,
-    Picker,
-    card_html,
-    choices,
-    facts,
-    measured_acceptance,
-    reasons_of,
-    trouble_html,
-)
+from app.sidebar.card import card_html, facts, trouble_html
+from app.sidebar.picker import OTHER, Picker, choices, measured_acceptance, reasons_of
 from core.errors import Cancelled, UserError
 from core.inspecting.catalogue import Found
 from core.records import summarise
@@ -135,6 +127,7 @@ def test_the_card_escapes_names_and_tells_the_facts():
     assert "accept its terms" in html
     assert ("Download", "8.1 GB") in facts(found)
     assert ("Memory", "20 GB of 12 GB free") in facts(found)
+    assert dict(facts(found))["Predicted"].startswith("1.6× to 2.6× if 60% to 80% were accepted, a usual range for")
     assert "<script" not in trouble_html("<script>")
 
 
@@ -156,20 +149,20 @@ def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
 
 def test_the_card_of_a_pair_that_is_not_there_is_its_sentence():
     picker = Picker(FakeEngine(), Device())
-    shown = [values[0] for values in picker.look(OTHER, "owner/missing", "", "", "auto", "auto", "draft")]
+    shown = [values[0] for values in picker.look(OTHER, "owner/missing", "", "", "auto", "auto", "draft", Visit())]
     assert "Looking at" in shown[0]
     assert "The Hub has no model" in shown[-1]
-    (first,) = [values[0] for values in picker.look(OTHER, "", "", "", "auto", "auto", "draft")]
+    (first,) = [values[0] for values in picker.look(OTHER, "", "", "", "auto", "auto", "draft", Visit())]
     assert "Name a target" in first
-    (unknown,) = [values[0] for values in picker.look("nonsense", "", "", "", "auto", "auto", "draft")]
+    (unknown,) = [values[0] for values in picker.look("nonsense", "", "", "", "auto", "auto", "draft", Visit())]
     assert "no pair" in unknown
 
 
 def test_drafts_for_a_typed_target_are_named_the_best_first():
     picker = Picker(FakeEngine(), Device())
-    *_, last = [values[0] for values in picker.look(OTHER, "owner/own", "", "", "auto", "auto", "draft")]
+    *_, last = [values[0] for values in picker.look(OTHER, "owner/own", "", "", "auto", "auto", "draft", Visit())]
     assert last.index("owner/tiny, 2.1×") < last.index("owner/&lt;b&gt;small&lt;/b&gt;, 1.4×")
-    *_, listed = [values[0] for values in picker.look("small-pair", "", "", "", "auto", "auto", "draft")]
+    *_, listed = [values[0] for values in picker.look("small-pair", "", "", "", "auto", "auto", "draft", Visit())]
     assert "Drafts with its tokens" not in listed
 
 
@@ -380,7 +373,7 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     hidden = picker.predict("", "default", "", "", "", visit)
     assert hidden["visible"] is False
     shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
-    assert "not a measurement" in shown and "measured here" not in shown
+    assert "not a measurement" in shown and "accepted, measured" not in shown
     assert "<td>15,872</td><td>does not fit</td>" in shown and "<td>1.70×, draft 4</td><td>–</td>" in shown
     for pair, rate in ((("owner/small", "owner/tiny"), 0.5), (("owner/large", "owner/tiny"), 0.9)):
         settings = Settings(target=pair[0], draft=pair[1], method="draft", max_new_tokens=24)
@@ -388,6 +381,11 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
         lane = engine.open_lane(None, "def f():", settings, lambda: False)
         list(lane)
         visit.add("race", [lane.run])
-    rate = measured_acceptance(visit, Settings(target="owner/small", draft="owner/tiny"))
-    assert rate == summarise(visit.entries[0].runs[0]).acceptance_rate
-    assert f"{rate:.0%} accepted, measured here" in picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
+    found = measured_acceptance(visit, Settings(target="owner/small", draft="owner/tiny"))
+    assert found.rate == summarise(visit.entries[0].runs[0]).acceptance_rate
+    shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
+    assert f"{found.rate:.0%} accepted, measured" in shown
+    of_pair = ("small-pair", "", "", "", "auto", "auto")
+    card = f"{1 + found.rate:.1f}× at {found.rate:.0%} accepted, measured here, in your last run of this pair"
+    assert card in picker.learn(*of_pair, visit) and "usual range" not in picker.learn(*of_pair, visit)
+    assert picker.learn(*of_pair, Visit()) == gr.skip()

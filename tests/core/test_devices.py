@@ -6,8 +6,8 @@ import pytest
 
 from core.__main__ import main
 from core.errors import UserError
+from core.inspecting.acceptance import USUAL, Acceptance
 from core.inspecting.devices import (
-    ALPHAS,
     LAYER_SECONDS,
     REACHED,
     UNPACKING,
@@ -89,7 +89,7 @@ def test_a_draft_as_large_as_its_target_is_a_no_go():
 def test_more_acceptance_is_never_slower():
     for outlook in predict_on(find_card("RTX 4090"), *QWEN).outlooks:
         speedups = [gain.speedup for gain in outlook.gains]
-        assert [gain.acceptance for gain in outlook.gains] == list(ALPHAS)
+        assert [gain.acceptance for gain in outlook.gains] == list(USUAL)
         assert speedups == sorted(speedups)
 
 
@@ -102,12 +102,13 @@ def test_the_longest_text_is_the_last_that_fits():
 
 
 def test_a_measured_acceptance_decides_and_is_named():
-    good, poor = (predict_on(find_card("RTX 4090"), *QWEN, acceptance=alpha) for alpha in (0.9, 0.05))
-    assert good.go and "90% are accepted" in good.sentence and not poor.go
-    assert [gain.acceptance for gain in good.outlooks[0].gains] == [*ALPHAS, 0.9]
-    assert (
-        "measured here" in good.sources["90% accepted"] and "90% accepted" not in predict_on(good.card, *QWEN).sources
+    good, poor = (
+        predict_on(find_card("RTX 4090"), *QWEN, acceptance=Acceptance(alpha, "in a test")) for alpha in (0.9, 0.05)
     )
+    assert good.go and "90% are accepted, as measured in a test" in good.sentence and not poor.go
+    assert [gain.acceptance for gain in good.outlooks[0].gains] == [*USUAL, 0.9]
+    assert good.sources["90% accepted"] == "measured in a test"
+    assert "90% accepted" not in predict_on(good.card, *QWEN).sources
 
 
 def test_the_command_says_it_is_a_prediction(tmp_path, capsys):

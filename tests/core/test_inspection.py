@@ -15,12 +15,14 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from core import inspecting as inspection
 from core.__main__ import main
+from core.costs.rounds import RoundCosts, expected_tokens
 from core.errors import UserError
 from core.inspecting import inspect_pair
+from core.inspecting.acceptance import Acceptance
 from core.inspecting.devices import predict
 from core.inspecting.files import Preview, catalogue_config, preview, size_up
 from core.inspecting.likeness import compare_vocabularies
-from core.inspecting.offers import drafts_for, offers
+from core.inspecting.offers import drafts_for, inspection_card, offers
 from core.loading import load_pair
 from core.loading.hub import fetch
 from core.loading.memory import Free
@@ -63,6 +65,8 @@ def test_a_pair_of_folders(target, draft):
     assert (prediction.basis, prediction.cost_ratio) == ("bytes", found.bytes_ratio)
     assert [forecast.acceptance for forecast in prediction.forecasts] == [0.6, 0.7, 0.8]
     assert sorted(forecast.speedup for forecast in prediction.forecasts) == [f.speedup for f in prediction.forecasts]
+    assert (found.acceptance, prediction.measured) == (None, None)
+    assert "If 70% of the drafts were accepted" in said(found) and "Leviathan" in said(found)
     assert json.loads(json.dumps(found.to_dict()))["memory"]["fits"] == "yes"
 
 
@@ -85,6 +89,21 @@ def test_memory_is_weights_caches_and_workspace(target, draft):
     per_token = 2 * 4 * (2 * 16) * 2 * 4 + (2 * 16) * 2 * 4  # two lanes of four layers, a draft of one; keys and values
     assert short.caches == 100 * per_token
     assert short.needed == short.weights + short.caches + short.workspace
+
+
+def test_what_was_measured_of_a_pair_leads_its_card(target, draft):
+    """Acceptance as its files or a run have it, and costs as they were timed here, go before what is usual."""
+    pocket = inspect_pair(device="cpu")
+    measured = pocket.predictions[0].measured
+    assert measured.acceptance == pocket.acceptance.rate and pocket.acceptance.where in said(pocket)
+    assert "usual" not in said(pocket) and "as measured on code" in inspection_card(pocket)
+    costs = RoundCosts(lambda rows: 1.0 + 0.1 * rows, lambda rows: 0.2)
+    found = inspect_pair(target, draft, acceptance=Acceptance(0.3, "in a test"), costs=costs)
+    first, second = found.predictions
+    assert (first.basis, second.basis) == ("measured", "bytes")
+    length = first.measured.draft_length
+    assert first.measured.speedup == costs.speed_up(expected_tokens(0.3, length), length)
+    assert "At the 30% accepted that were measured in a test" in said(found)
 
 
 def test_padded_vocabularies_are_named(target, tmp_path):

@@ -1,0 +1,139 @@
+"""The card under the pair: what an inspection found, and what is predicted for a GPU that is not here, as HTML. Names
+come from people and hubs, so all is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from core.inspecting.acceptance import EXPECTED, USUAL_RANGE
+from core.progress import in_bytes
+
+MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
+LEVELS = {"good": "Good to go", "caution": "Note", "bad": "Will not work"}
+MOST_DRAFTS = 3
+_DRAFTS = f"Drafts with its tokens, and what is predicted if {EXPECTED:.0%} were accepted:"
+
+
+def card_html(
+    found: dict[str, Any],
+    why: str = "",
+    gated: bool = False,
+    drafts: Sequence[tuple[str, float]] = (),
+    news: str = "",
+) -> str:
+    """The card of an `Inspection` (core.inspecting), `to_dict()`; `why` is the catalogue's line on the pair, `drafts`
+    are other drafts for its target with the speed-up predicted for each, the best first; `news`: what the choice of the
+    pair changed elsewhere."""
+    headline, *rest = found["verdict"]
+    if gated:
+        rest.insert(0, "Gated: accept its terms on its Hub page, then log in (hf auth login) or set HF_TOKEN.")
+    rest += [why] if why else []
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found))
+    best = "".join(f"<li>{escape(name)}, {speedup:.1f}×</li>" for name, speedup in drafts[:MOST_DRAFTS])
+    more = "".join(f"<li>{escape(sentence)}</li>" for sentence in rest)
+    level = found["level"]
+    return (
+        f'<div class="pair-card" data-level="{escape(level)}"><p class="pair-verdict">'
+        f'<b aria-hidden="true">{MARKS[level]}</b><span class="for-ears">{LEVELS[level]}: </span>'
+        f"{escape(headline)}</p>"
+        + (f'<p class="pair-news" role="status">{escape(news)}</p>' if news else "")
+        + f"<dl>{rows}</dl>"
+        + (f'<p class="pair-drafts">{_DRAFTS}</p><ul>{best}</ul>' if best else "")
+        + (f"<details><summary>{len(rest)} more to know</summary><ul>{more}</ul></details>" if rest else "")
+        + "</div>"
+    )
+
+
+def waiting_html(text: str) -> str:
+    return f'<div class="pair-card" data-level="waiting"><p class="pair-verdict">{escape(text)}</p></div>'
+
+
+def trouble_html(text: str) -> str:
+    """The card of a pair that cannot be looked at, with the sentence why."""
+    return (
+        '<div class="pair-card" data-level="bad" role="alert"><p class="pair-verdict">'
+        f'<b aria-hidden="true">{MARKS["bad"]}</b>{escape(text)}</p></div>'
+    )
+
+
+def outlook_html(found: dict[str, Any]) -> str:
+    """The card of a `DevicePrediction` (core.inspecting.devices), `to_dict()`: the decision, a column a precision, and
+    where every number comes from."""
+    card, outlooks = found["card"], found["outlooks"]
+    level = "good" if found["go"] else "bad" if not any(each["fits"] for each in outlooks) else "caution"
+    heads = "".join(f'<th scope="col">{escape(each["precision"])}</th>' for each in outlooks)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        for name, cells in _outlook_rows(found)
+    )
+    sources = "".join(f"<dt>{escape(what)}</dt><dd>{escape(source)}.</dd>" for what, source in found["sources"].items())
+    figures = f"{card['memory']:g} GB, {card['bandwidth']:,g} GB/s, {card['compute']:g} TFLOPS"
+    return (
+        f'<div class="pair-card outlook" data-level="{level}" role="status"><p class="pair-verdict">'
+        f'<b aria-hidden="true">{MARKS[level]}</b>{escape(found["sentence"])}</p>'
+        f"<p class='outlook-kind'>A prediction for {escape(card['name'])} ({figures}), not a measurement.</p>"
+        f"<table><tr><td></td>{heads}</tr>{rows}</table>"
+        f"<details><summary>Where these numbers come from</summary><dl>{sources}</dl></details></div>"
+    )
+
+
+def _outlook_rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """A line per question, a cell per precision."""
+    outlooks, measured = found["outlooks"], found["acceptance"] or {}
+    rows = [
+        (f"at {found['context']:,} tokens", [in_bytes(each["needed"]) for each in outlooks]),
+        ("longest text, tokens", [f"{each['longest']:,}" if each["longest"] else "does not fit" for each in outlooks]),
+        ("plain tokens/s", [f"{each['tokens_per_second']:,.0f}" if each["fits"] else "–" for each in outlooks]),
+        ("bound by", [each["bound"] if each["fits"] else "–" for each in outlooks]),
+    ]
+    for at, gain in enumerate(outlooks[0]["gains"]):
+        alpha = gain["acceptance"]
+        name = f"{alpha:.0%} accepted" + (", measured" if alpha == measured.get("rate") else "")
+        rows.append((name, [_gained(each, at) for each in outlooks]))
+    return rows
+
+
+def _gained(outlook: dict[str, Any], at: int) -> str:
+    if not outlook["fits"]:
+        return "–"
+    gain = outlook["gains"][at]
+    return f"{gain['speedup']:.2f}×, draft {gain['draft_length']}" if gain["draft_length"] else "no gain"
+
+
+def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Download, memory, layers and predicted speed-up, each in a few characters."""
+    target, draft, memory = found["target"], found["draft"], found["memory"]
+    rows = [("Download", _download([m for m in (target, draft) if m]))]
+    needed = in_bytes(memory["needed"])
+    rows.append(("Memory", f"{needed} of {in_bytes(memory['free'])} free" if memory["free"] is not None else needed))
+    if draft:
+        rows.append(
+            ("Draft", f"{draft['layers']} of {target['layers']} layers, {found['bytes_ratio']:.0%} of the bytes")
+        )
+    if found["predictions"]:
+        rows += _predicted(found["predictions"][0], found["acceptance"])
+    return rows
+
+
+def _predicted(prediction: dict[str, Any], acceptance: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What is predicted at the acceptance that was measured and where that was; else an if, with who says it is
+    usual."""
+    low, high = prediction["forecasts"][0], prediction["forecasts"][-1]
+    if (measured := prediction["measured"]) and acceptance:
+        rate = f"{acceptance['rate']:.0%}"
+        return [("Predicted", f"{_gain(measured)} at {rate} accepted, measured {acceptance['where']}")]
+    rates = f"{low['acceptance']:.0%} to {high['acceptance']:.0%}"
+    return [("Predicted", f"{_gain(low)} to {_gain(high)} if {rates} were accepted, {USUAL_RANGE}")]
+
+
+def _gain(forecast: dict[str, Any]) -> str:
+    return f"{forecast['speedup']:.1f}×" if forecast["draft_length"] else "no gain"
+
+
+def _download(models: list[dict[str, Any]]) -> str:
+    sizes = [m["download_bytes"] for m in models]
+    if any(size is None for size in sizes):
+        return "size unknown"
+    return in_bytes(sum(sizes)) if any(sizes) else "none, it is here"

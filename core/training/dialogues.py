@@ -6,8 +6,11 @@ with it. What a head learns is then what it will be asked for: the target's own 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,17 +20,21 @@ from transformers import DynamicCache
 from core.errors import Cancelled, UserError
 from core.loading.model import Model
 from core.loading.pair import special_ids
-from core.progress import Stop
+from core.progress import Stop, duration, never
 from core.settings import Settings
 from core.text import encode_prompt, fill_template
 
 BLOCK = 64
 """Dialogues written at a time."""
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 224
+LEAST_ANSWER = 16
+"""Tokens of an answer that is cut for want of time."""
 OPENING_TOKENS = 48
 """Of a text that a base model begins itself."""
 TEMPERATURES, TEXT_TEMPERATURES = (0.0, 0.0, 0.6, 1.0), (0.6, 1.0)
 """Of the answers, by turns; none of a base model's is greedy, since it would soon repeat itself for good."""
+WRITING = 0.4
+"""The share of a limited time that may go into the first texts: from there on answers are cut."""
 LIKELIEST = 64
 """Answers are drawn among so many tokens, prompts from the likeliest that hold NUCLEUS of the probability."""
 NUCLEUS = 0.95
@@ -52,17 +59,24 @@ class Dialogue:
 
 
 def write_block(
-    target: Model, index: int, seed: int, prompts: Sequence[str] | None, stop: Stop, count: Count = uncounted
+    target: Model,
+    index: int,
+    seed: int,
+    prompts: Sequence[str] | None,
+    stop: Stop,
+    count: Count = uncounted,
+    enough: Stop = never,
 ) -> list[Dialogue]:
     """The block of dialogues with this index: the same for the same seed, whatever was written before.
 
-    `prompts`: a person's own, taken by turns; None: the target writes them. Raises Cancelled after `stop`.
+    `prompts`: a person's own, taken by turns; None: the target writes them. Raises Cancelled after `stop`. After
+    `enough` answers end where they are, LEAST_ANSWER tokens on at the earliest.
     """
     generator = torch.Generator(target.device).manual_seed(seed * 1_000_003 + index)
     size = BLOCK
     first = index * size
     if prompts is None:
-        opened = own_prompts(target, size, generator, stop, count)
+        opened = own_prompts(target, size, generator, stop, count, enough)
     else:
         texts = [prompts[(first + i) % len(prompts)] for i in range(size)]
         opened = [encode_prompt(target, text, Settings()) for text in texts]
@@ -76,7 +90,7 @@ def write_block(
     turns = len(prompts) if prompts else 1
     choice = TEMPERATURES if getattr(target.tokenizer, "chat_template", None) else TEXT_TEMPERATURES
     temperatures = [choice[(i % turns + i // turns) % len(choice)] for i in range(first, first + size)]
-    answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop, 1.0, count)
+    answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop, 1.0, count, enough)
     return [
         Dialogue(prompt + answer, len(prompt), temperature)
         for prompt, answer, temperature in zip(opened, answers, temperatures)
@@ -84,9 +98,9 @@ def write_block(
 
 
 def own_prompts(
-    target: Model, size: int, generator: torch.Generator, stop: Stop, count: Count = uncounted
+    target: Model, size: int, generator: torch.Generator, stop: Stop, count: Count = uncounted, enough: Stop = never
 ) -> list[list[int]]:
-    """Prompts [size] that the target writes itself, ready for its answer."""
+    """Prompts [size] that the target writes itself, ready for its answer; after `enough` those there are, by turns."""
     if not getattr(target.tokenizer, "chat_template", None):
         opening = [first_token(target)]
         heat = [1.0] * size
@@ -101,9 +115,33 @@ def own_prompts(
         for ids in sample(target, [before] * size, heat, PROMPT_TOKENS, ends, generator, stop, NUCLEUS, count):
             if len(ids) > 1 and ids[-1] in ends and special.isdisjoint(ids[:-1]):
                 found.append([*before, *ids[:-1], *after])
-        if len(found) >= size:
-            return found[:size]
+        if len(found) >= size or (found and enough()):
+            return [found[i % len(found)] for i in range(size)]
     raise UserError(f"{target.name} writes hardly any prompts that end; give it prompts to answer.")
+
+
+@torch.inference_mode()
+def block_seconds(target: Model, written: bool) -> float:
+    """How long a block takes here, by passes measured now; `written`: with prompts that the target writes itself."""
+    network: Any = target.network
+    ids = torch.full((BLOCK, 1), first_token(target), device=target.device)
+    cache, times = DynamicCache(), []
+    for _ in range(4):
+        began = time.perf_counter()
+        network(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits[0, -1, 0].item()
+        times.append(time.perf_counter() - began)
+    return median(times[1:]) * (PROMPT_TOKENS * written + ANSWER_TOKENS)
+
+
+def require_time(seconds: float, target: Model, written: bool, block: float) -> None:
+    """Raise UserError where `seconds` are too short for a head: for texts whose answers are cut as short as they may
+    be, where a whole `block` takes so long, and for learning from them."""
+    texts = block * (PROMPT_TOKENS * written + LEAST_ANSWER) / (PROMPT_TOKENS * written + ANSWER_TOKENS)
+    if seconds < texts / WRITING:
+        raise UserError(
+            f"In {duration(seconds)} there would be no head: even short texts to learn from take {target.name} about "
+            f"{duration(texts)} here. Train for {duration(60 * math.ceil(texts / WRITING / 60))} or longer."
+        )
 
 
 def user_turn(target: Model) -> tuple[list[int], list[int]]:
@@ -139,8 +177,10 @@ def sample(
     stop: Stop,
     nucleus: float = 1.0,
     count: Count = uncounted,
+    enough: Stop = never,
 ) -> list[list[int]]:
-    """Continue all prompts at once, each at its temperature, up to an id of `ends` (kept) or `longest` tokens."""
+    """Continue all prompts at once, each at its temperature, up to an id of `ends` (kept) or `longest` tokens; after
+    `enough` up to LEAST_ANSWER."""
     network: Any = target.network
     device, width = target.device, max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
@@ -150,9 +190,11 @@ def sample(
     live = list(range(len(prompts)))
     written: list[list[int]] = [[] for _ in prompts]
     cache = DynamicCache()
-    for _ in range(longest):
+    for at in range(longest):
         if stop():
             raise Cancelled
+        if at >= LEAST_ANSWER and enough():
+            break
         out = network(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
         )

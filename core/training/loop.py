@@ -24,7 +24,7 @@ from core.heads import HeadNetwork
 from core.loading.model import Model
 from core.progress import Stop, never
 from core.training import config_for, frequent_ids, new_head
-from core.training.dialogues import BLOCK, Dialogue, write_block
+from core.training.dialogues import BLOCK, WRITING, Dialogue, block_seconds, require_time, write_block
 from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
 from core.training.pool import Entry, Pool, grouped
 from core.training.unroll import STEPS, Learner, agreement
@@ -33,7 +33,8 @@ SHOWN_STEPS = 5
 """Positions of a draft whose acceptance is told."""
 EPOCHS = 4
 FIRST_BLOCKS = 2
-"""Written before the first step where the head's vocabulary has to be chosen from them; else one is enough."""
+"""Written before the first step where the head's vocabulary has to be chosen from them and there is time for it; else
+one is enough."""
 ROWS = 1536
 """Of a batch."""
 WARM_UP = 30
@@ -111,6 +112,11 @@ class Trainer:
             raise UserError(f"{folder} holds a training already; go on with --resume, or name another folder.")
         if resume and not self._folder.exists():
             raise UserError(f"{folder} holds no training to resume.")
+        self._block_seconds = 0.0
+        if plan.seconds:
+            self._block_seconds = block_seconds(target, plan.prompts is None)
+            if not self._state_file.exists():
+                require_time(plan.seconds, target, plan.prompts is None, self._block_seconds)
         with on_disk(folder):
             self._open()
 
@@ -245,20 +251,26 @@ class Trainer:
 
     @property
     def _first_blocks(self) -> int:
-        return FIRST_BLOCKS if self.config.draft_vocab_size < self.target.vocab_size else 1
+        seconds = self.plan.seconds
+        haste = seconds is not None and FIRST_BLOCKS * self._block_seconds > WRITING * seconds
+        return FIRST_BLOCKS if self.config.draft_vocab_size < self.target.vocab_size and not haste else 1
 
     def _needs_text(self) -> bool:
         if self._blocks < self._first_blocks:
             return True
+        if self.plan.seconds and self.plan.seconds - self.standing.seconds < 2 * self._block_seconds:
+            return False  # time to learn from another block would be lacking
         return self.standing.visits >= EPOCHS * self.standing.answer_tokens and self._pool.bytes() < MOST_BYTES
 
     def _write(self, stop: Stop) -> None:
         """The next block of dialogues: written, or found in the pool where a run before this one came further."""
+        began = self._elapsed()
         if len(self._pool) < (self._blocks + 1) * BLOCK:
             ids = self._draft_ids(stop)
             block = self._written.pop(self._blocks, None) or self._block(self._blocks, stop)
             # Behind the text there must be room for a state, so that all that is learnt from it can be kept.
             self._pool.add(self.target, block, self.config.aux_layers, ids, self._state_bytes())
+        self._block_seconds = max(self._block_seconds, self._elapsed() - began)
         self.standing.writing = 0
         self._blocks += 1
         entries = self._pool.entries[: self._blocks * BLOCK]
@@ -266,7 +278,15 @@ class Trainer:
         self.standing.answer_tokens = sum(len(entry.ids) - entry.start for entry in entries)
 
     def _block(self, index: int, stop: Stop) -> list[Dialogue]:
-        return write_block(self.target, index, self.plan.seed, self.plan.prompts, stop, self._count)
+        plan = self.plan
+        return write_block(self.target, index, plan.seed, plan.prompts, stop, self._count, self._enough(index))
+
+    def _enough(self, index: int) -> Stop:
+        """When a block of the first texts has had its part of a limited time."""
+        if not self.plan.seconds or self._learner is not None or index >= self._first_blocks:
+            return never
+        until = WRITING * self.plan.seconds * (index + 1) / self._first_blocks
+        return lambda: self._elapsed() >= until
 
     def _count(self, tokens: int) -> None:
         self.standing.writing += tokens

@@ -65,7 +65,8 @@ class Session:
 
     def __init__(self, target: Model, pair: Pair, folder: Path, plan: Plan, resume: bool = False) -> None:
         self.folder = folder
-        self.trainer = Trainer(target, folder, plan, resume)
+        with threads(ALL_THREADS):
+            self.trainer = Trainer(target, folder, plan, resume)
         self.trainer.go_on()
         self._pair = pair
         self._costs: RoundCosts | None = None

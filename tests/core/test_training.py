@@ -180,6 +180,28 @@ def test_resumed_training_is_the_same_training(target, tmp_path, short):
         assert torch.equal(mine, theirs)
 
 
+def test_a_limited_time_is_divided_between_texts_and_learning(target, tmp_path, short, monkeypatch):
+    """Whole texts would take all of the time: they are cut, and the rest makes a head. What is too short for any texts
+    is refused before anything is written, with a time that would do."""
+    plan = Plan(seconds=60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("core.training.loop.block_seconds", lambda target, written: 600.0)
+        with pytest.raises(UserError, match=r"take tiny about 9 minutes here\. Train for 23 minutes or longer"):
+            Trainer(target, tmp_path / "head", plan)
+    assert not (tmp_path / "head").exists()
+    monkeypatch.setattr("core.training.loop.block_seconds", lambda target, written: 30.0)
+    now = [0.0]
+    monkeypatch.setattr(Trainer, "_count", lambda self, tokens: now.__setitem__(0, now[0] + 1.5))  # a token's seconds
+    monkeypatch.setattr("core.training.dialogues.LEAST_ANSWER", 2)
+    trainer = Trainer(target, tmp_path / "head", plan)
+    step = trainer._step
+    monkeypatch.setattr(trainer, "_step", lambda: (now.__setitem__(0, now[0] + 2.0), step()))
+    *_, last = trainer.run(clock=lambda: now[0])
+    assert (last.doing, last.dialogues) == ("done", BLOCK) and last.steps >= 10
+    longest = max(len(entry.ids) - entry.start for entry in trainer._pool.entries)
+    assert longest < 24 and last.seconds < 64
+
+
 def test_a_resumed_training_keeps_its_prompts_and_its_looks(target, tmp_path, short):
     trainer = Trainer(target, tmp_path, Plan(tokens=3_000, prompts=["the quick", "brown fox"]))
     run_to_end(trainer)

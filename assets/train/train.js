@@ -9,6 +9,7 @@ import { connectCard, connectHide } from "../tokens/walk.js";
 
 const WHOLE = 100;
 const PLACES = ["1st", "2nd", "3rd", "4th", "5th"];
+const LETTER = 6;
 const WORTH = "worth using from here";
 const EMPTY = "Press Start: the target writes texts, a head learns from them, and you see its guesses come true more and more.";
 
@@ -47,10 +48,25 @@ class Curves extends LineChart {
     yield* super.axes(box, wide, high, x, y);
     if (!this.mark) return;
     yield level("worth", box, y(this.mark.at));
-    yield shape("text", { class: "worth-word", x: box.left + 6, y: y(this.mark.at) - 5 }, this.mark.word);
+  }
+
+  /** Where the mark's word stands from `left` on: on the side of its level that the lines leave free there. */
+  clearOf(left, x, y) {
+    const at = y(this.mark.at);
+    const right = left + this.mark.word.length * LETTER;
+    const near = [...this.lines.values()].flatMap((points) => points.flatMap(([place, value], i) => {
+      const next = points[i + 1] ?? points[i];
+      return x(place) <= right && x(next[0]) >= left ? [y(value), y(next[1])] : [];
+    }));
+    const taken = (from, to) => near.some((height) => height > from && height < to);
+    return taken(at - 20, at) && !taken(at, at + 20) ? at + 14 : at - 5;
   }
 
   *names(x, y, box) {
+    if (this.mark) {
+      const left = box.left + 6;
+      yield shape("text", { class: "worth-word", x: left, y: this.clearOf(left, x, y) }, this.mark.word);
+    }
     const ends = [...this.lines].map(([name, points]) => {
       const [at, value] = points.at(-1);
       return { name, value, x: x(at), y: y(value), at: Math.max(box.top + 4, y(value)) };

@@ -65,7 +65,7 @@ def outlook_html(found: dict[str, Any]) -> str:
     level = "good" if found["go"] else "bad" if not any(each["fits"] for each in outlooks) else "caution"
     heads = "".join(f'<th scope="col">{escape(each["precision"])}</th>' for each in outlooks)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_cell, cells))}</tr>'
         for name, cells in _outlook_rows(found)
     )
     sources = "".join(f"<dt>{escape(what)}</dt><dd>{escape(source)}.</dd>" for what, source in found["sources"].items())
@@ -77,6 +77,12 @@ def outlook_html(found: dict[str, Any]) -> str:
         f"<table><tr><td></td>{heads}</tr>{rows}</table>"
         f"<details><summary>Where these numbers come from</summary><dl>{sources}</dl></details></div>"
     )
+
+
+def _cell(text: str) -> str:
+    """A figure, and in smaller type what stands behind a comma in it."""
+    figure, comma, more = text.partition(", ")
+    return f"<td>{escape(figure)}{f'<small>{escape(more)}</small>' if comma else ''}</td>"
 
 
 def _outlook_rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -99,7 +105,7 @@ def _gained(outlook: dict[str, Any], at: int) -> str:
     if not outlook["fits"]:
         return "–"
     gain = outlook["gains"][at]
-    return f"{gain['speedup']:.2f}×, draft {gain['draft_length']}" if gain["draft_length"] else "no gain"
+    return f"{gain['speedup']:.2f}×, {gain['draft_length']} drafted" if gain["draft_length"] else "no gain"
 
 
 def facts(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -283,16 +284,28 @@ def _said(text: str) -> str:
 
 JUDGED_BY_A_DRAFT = ("draft", "head")
 """Methods whose acceptance rate tells of the pair, and not of the text's repetitions."""
-HERE = "here, in your last run of this pair"
+LEAST_JUDGED = 64
+"""Drafted tokens; a share of fewer says little of the pair."""
+HERE = "here, in your latest runs of this pair"
 
 
 def measured_acceptance(visit: Visit, settings: Settings) -> Acceptance | None:
-    """Accepted ÷ judged in the newest run of this visit that the pair's draft drafted; None where there is none."""
+    """Accepted ÷ judged in the newest runs of this visit that the pair's draft drafted; None where they are few."""
     pair = (settings.target, settings.draft, settings.revision)
+    accepted = judged = 0
     for entry in reversed(visit.entries):
-        for head in entry.heads:
-            own = head["settings"]
-            rate = head["metrics"]["acceptance_rate"] if own["method"] in JUDGED_BY_A_DRAFT else None
-            if rate is not None and tuple(own.get(name) for name in ("target", "draft", "revision")) == pair:
-                return Acceptance(rate, HERE)
+        if not any(_drafted_by(pair, head) for head in entry.heads):
+            continue
+        for run in filter(partial(_drafted_by, pair), entry.document()["runs"]):
+            outcomes = [token["outcome"] for round_ in run["rounds"] for token in round_["drafted"]]
+            accepted += outcomes.count("accepted")
+            judged += outcomes.count("accepted") + outcomes.count("rejected")
+        if judged >= LEAST_JUDGED:
+            return Acceptance(accepted / judged, HERE)
     return None
+
+
+def _drafted_by(pair: tuple[str | None, ...], run: dict[str, Any]) -> bool:
+    """Whether a run, by its head, was drafted by the draft of this pair."""
+    own = run["settings"]
+    return own["method"] in JUDGED_BY_A_DRAFT and tuple(own.get(n) for n in ("target", "draft", "revision")) == pair

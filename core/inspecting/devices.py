@@ -108,7 +108,7 @@ def _by_costs(costs: RoundCosts, acceptance: Acceptance | None) -> Prediction:
         best = max(gains, key=lambda n: gains[n])
         return Forecast(alpha, best, gains[best])
 
-    holds = "by what passes cost here, as measured when the pair was loaded"
+    holds = "by what passes were measured to cost here"
     usual, measured = tuple(map(forecast, USUAL)), forecast(acceptance.rate) if acceptance else None
     return Prediction("measured", costs.step / costs.plain, holds, usual, measured)
 
@@ -352,11 +352,11 @@ def _decide(card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None
         best = max(fitting, key=lambda outlook: outlook.tokens_per_second)
         return (
             True,
-            f"It fits; about {best.tokens_per_second:.0f} tokens/s plainly in {best.precision}. No draft to judge.",
+            f"It fits; about {best.tokens_per_second:,.0f} tokens/s plainly in {best.precision}. No draft to judge.",
         )
     best = max(fitting, key=lambda outlook: outlook.tokens_per_second * _at(outlook, acceptance).speedup)
     gain = _at(best, acceptance)
-    speed = f"about {best.tokens_per_second:.0f} tokens/s plainly in {best.precision}"
+    speed = f"about {best.tokens_per_second:,.0f} tokens/s plainly in {best.precision}"
     if gain.speedup >= WORTH_IT:
         return True, (
             f"Go: {speed}, and about {gain.speedup:.1f}× that with drafts of {gain.draft_length} if "
@@ -367,7 +367,7 @@ def _decide(card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None
             False,
             f"Hardly: {speed}, and only {gain.speedup:.2f}× that if {gain.acceptance:.0%} are accepted{where}.",
         )
-    return False, f"No-go: {speed}; at {gain.acceptance:.0%} accepted{where} a draft costs as much as it saves."
+    return False, f"No-go: {speed}; at {gain.acceptance:.0%} accepted{where}, a draft costs as much as it saves."
 
 
 def _at(outlook: Outlook, acceptance: float) -> Gain:

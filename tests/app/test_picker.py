@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gradio as gr
@@ -19,6 +20,7 @@ from app.sidebar.card import card_html, facts, trouble_html
 from app.sidebar.picker import OTHER, Picker, choices, measured_acceptance, reasons_of
 from core.errors import Cancelled, UserError
 from core.inspecting.catalogue import Found
+from core.progress import never
 from core.records import summarise
 from core.settings import HEAD, MTP, Settings
 
@@ -374,9 +376,11 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     assert hidden["visible"] is False
     shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
     assert "not a measurement" in shown and "accepted, measured" not in shown
-    assert "<td>15,872</td><td>does not fit</td>" in shown and "<td>1.70×, draft 4</td><td>–</td>" in shown
+    assert (
+        "<td>15,872</td><td>does not fit</td>" in shown and "<td>1.70×<small>4 drafted</small></td><td>–</td>" in shown
+    )
     for pair, rate in ((("owner/small", "owner/tiny"), 0.5), (("owner/large", "owner/tiny"), 0.9)):
-        settings = Settings(target=pair[0], draft=pair[1], method="draft", max_new_tokens=24)
+        settings = Settings(target=pair[0], draft=pair[1], method="draft", max_new_tokens=96)
         engine = FakeEngine(pace=0, acceptance=rate)
         lane = engine.open_lane(None, "def f():", settings, lambda: False)
         list(lane)
@@ -386,6 +390,10 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
     assert f"{found.rate:.0%} accepted, measured" in shown
     of_pair = ("small-pair", "", "", "", "auto", "auto")
-    card = f"{1 + found.rate:.1f}× at {found.rate:.0%} accepted, measured here, in your last run of this pair"
+    card = f"{1 + found.rate:.1f}× at {found.rate:.0%} accepted, measured here, in your latest runs of this pair"
     assert card in picker.learn(*of_pair, visit) and "usual range" not in picker.learn(*of_pair, visit)
-    assert picker.learn(*of_pair, Visit()) == gr.skip()
+    few = Visit()
+    lane = FakeEngine(pace=0).open_lane(None, "x", replace(settings, target="owner/small", max_new_tokens=24), never)
+    list(lane)
+    few.add("race", [lane.run])
+    assert picker.learn(*of_pair, few) == gr.skip(), "a share of few drafts says little"

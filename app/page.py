@@ -49,6 +49,7 @@ STYLES = (
     "page/gradio.css",
     "page/present.css",
     *RACE_STYLES,
+    "page/low.css",
     "page/plotly.css",
     "compare/compare.css",
     "compare/table.css",

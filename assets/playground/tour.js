@@ -172,7 +172,9 @@ class Tour {
     if (next) buttons.push(["Close", () => this.close()]);
     this.fill([make("b", "tour-step", at + 1 + " of 3, " + STEPS[at].name.toLowerCase() + ": "), ...words], buttons);
     this.box.querySelector("button").focus({ preventScroll: true });
-    race.root.querySelector(".stage-panel").scrollIntoView({ block: "nearest" });
+    const narrow = matchMedia("(width <= 820px)").matches; // there the panes would go out above
+    if (narrow) race.root.querySelector(".lanes").scrollIntoView({ block: "start" });
+    else race.root.querySelector(".stage-panel").scrollIntoView({ block: "nearest" });
   }
 
   facts() {

@@ -31,7 +31,7 @@ Method = str
 METHODS: dict[Method, tuple[str, str]] = {
     "plain": ("Plain only", "No speculation: one token per pass."),
     "draft": ("Draft model", "A small model proposes, the target checks."),
-    "head": ("Trained head", "One layer that reads the target's hidden states proposes."),
+    "head": ("Trained head", "One extra layer, trained on what the target computes, proposes."),
     "head-tree": ("Trained head, tree", "The same layer proposes its likeliest continuations, checked in one pass."),
     "ngram": ("N-gram", "Proposes what followed the same words before; no second model."),
     "ngram+draft": ("N-gram, then draft", "Repeats where the text repeats, else asks the small model."),
@@ -186,7 +186,9 @@ class Settings:
         Method,
         Spec(
             "Method",
-            "Who guesses the next tokens. Whatever the method, the target has the last word on every token.",
+            "Who guesses the next tokens. Whatever the method, the target has the last word on every token. A trained "
+            "head is one layer more, trained to guess from the target's hidden states: the numbers that its own layers "
+            "compute on the way to a word.",
             choices=METHODS,
         ),
     ] = "draft"

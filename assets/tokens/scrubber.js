@@ -127,6 +127,7 @@ export class Scrubber {
     const phase = phaseOf(round, moment.beat);
     for (const each of this.phases) each.toggleAttribute("data-on", each.dataset.phase === phase);
     const drawing = roundDrawing(round, moment, moment.beat?.index ?? null, null);
+    this.stage.classList.toggle("of-tree", Boolean(drawing.querySelector("svg")));
     this.stage.replaceChildren(drawing, ...this.test(round, moment.beat));
     this.fit(drawing);
   }

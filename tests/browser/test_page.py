@@ -162,6 +162,8 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     assert "from one pass" in page.inner_text(".tour")
     page.click(".tour .tool >> text=Done")
     assert not page.locator(".tour").is_visible() and not page.locator(".race[data-replay]").count()
+    charts = page.locator(".race .charts").bounding_box()
+    assert charts["y"] + charts["height"] + page.evaluate("scrollY") <= 720, "whole on a projector"
     page.reload()
     page.wait_for_function("document.querySelector('.race')?.race")
     run_to_end(page)
@@ -306,6 +308,14 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
     assert width <= 390
     speculative, plain = page.locator("#speculative-stream"), page.locator("#plain-stream")
     assert (speculative.bounding_box() or {})["y"] < (plain.bounding_box() or {})["y"]
+    page.click(".tour .tool >> text=Show me")
+    for place in ("#speculative-stream", "#plain-stream", ".tour", ".stage-panel"):
+        page.wait_for_function(
+            """place => { const box = document.querySelector(place).getBoundingClientRect();
+                return box.top >= 0 && box.bottom <= innerHeight; }""",
+            arg=place,
+        )
+    page.click(".tour .tool >> text=Close")
     struck = page.locator(STRUCK)
     for n in (struck.count() - 2, struck.count() - 1):
         struck.nth(n).tap()

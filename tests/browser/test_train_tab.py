@@ -8,6 +8,16 @@ from driving import open_tab, set_number, status, wait_idle
 
 SHOWN = "document.querySelector('.training').dataset.state === 'idle'"
 
+CROSSED = """() => {
+    const word = document.querySelector(".training .worth-word").getBBox();
+    const lines = [...document.querySelectorAll('[data-chart="speed"] .curve-line, [data-chart="speed"] .worth')];
+    return lines.filter(line => {
+        const whole = line.getTotalLength();
+        return Array.from({ length: 400 }, (_, i) => line.getPointAtLength(i / 399 * whole)).some(({ x, y }) =>
+            x > word.x && x < word.x + word.width && y > word.y + 2 && y < word.y + word.height - 2);
+    }).length;
+}"""
+
 
 def lines(page: Any, chart: str) -> dict[str, int]:
     """How many points each line of a chart has."""
@@ -34,6 +44,7 @@ def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> No
     drawn = lines(page, "acceptance")
     assert set(drawn) == {"1st", "2nd", "3rd", "4th", "5th"} and min(drawn.values()) >= 2
     assert page.text_content(".training .worth-word") == "worth using from here"
+    assert page.evaluate(CROSSED) == 0, "no line runs through the word"
     texts = page.evaluate(
         """() => ["before", "now"].map(name => document.querySelector(".training").view.lanes[name].pane.text)"""
     )

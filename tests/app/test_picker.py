@@ -386,7 +386,7 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
         list(lane)
         visit.add("race", [lane.run])
     found = measured_acceptance(visit, Settings(target="owner/small", draft="owner/tiny"))
-    assert found.rate == summarise(visit.entries[0].runs[0]).acceptance_rate
+    assert found is not None and found.rate == summarise(visit.entries[0].runs[0]).acceptance_rate
     shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
     assert f"{found.rate:.0%} accepted, measured" in shown
     of_pair = ("small-pair", "", "", "", "auto", "auto")

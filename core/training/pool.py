@@ -130,7 +130,7 @@ class Pool:
             arrays["features"][b, :n] = self._map("features")[entry.row : entry.row + n]
             for name in ("teacher", "probs", "best"):  # row t predicts token t + 2: what the target knew at t + 1
                 arrays[name][b, : n - 1] = self._map(name)[entry.row + 1 : entry.row + n]
-            counted[b, entry.start - 1 : n - 1] = True
+            counted[b, max(0, entry.start - 2) : n - 1] = True  # a round drafts the answer's first token, too
         features = torch.from_numpy(arrays["features"]).view(torch.bfloat16)[:, :width]
         return Batch(
             features.to(device),

@@ -85,7 +85,7 @@ def test_rows_of_a_batch_are_what_drafting_would_see(target, some):
         assert rows
         for got, row in zip(output, rows):
             entry, t = pool.entries[row // batch.features.shape[1]], row % batch.features.shape[1]
-            assert entry.start - 1 <= t and t + 2 + step < len(entry.ids)
+            assert entry.start - 2 <= t and t + 2 + step < len(entry.ids)
             ids = torch.tensor([entry.ids])
             states = target.network(ids, output_hidden_states=True).hidden_states
             features = torch.cat([states[i] for i in layers], -1)[:, : t + 1].bfloat16().float()
@@ -104,11 +104,11 @@ def test_teacher_is_the_targets_distribution_two_tokens_on(target, some):
     batch = pool.batch(pool.entries, 3, torch.device("cpu"))
     for b, entry in enumerate(pool.entries):
         probs = target.network(torch.tensor([entry.ids])).logits[0].softmax(-1)
-        for t in range(entry.start - 1, entry.rows - 1):
+        for t in range(entry.start - 2, entry.rows - 1):
             assert batch.tokens[b, t] == entry.ids[t + 1]
             assert batch.best[b, t] == probs[t + 1].argmax()
             torch.testing.assert_close(batch.probs[b, t], probs[t + 1].topk(KEPT).values, atol=1e-3, rtol=1e-3)
-        assert batch.counted[b].sum() == entry.rows - entry.start  # the answer but its first token
+        assert batch.counted[b].sum() == entry.rows - entry.start + 1  # the whole answer
 
 
 def test_cross_entropy_and_its_gradient_are_those_of_autograd():

@@ -22,8 +22,8 @@ What every reader meets:
     settings      every setting: type, limits, words
     records       runs, and what is computed from them
     text          ids to text; chat templates
-    clock         the stages of a round, timed
     progress      how far long work has come
+    disk          where what is made is kept, and whether there is room
     errors        what a person can get wrong
 
 Rooms:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -113,7 +114,9 @@ def test_without_a_port_to_announce_it_on_a_start_goes_on(monkeypatch):
 
 
 def test_a_start_that_is_interrupted_ends_with_a_sentence():
-    starting = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background is deaf to it
+    command = [sys.executable, "app.py"]
+    starting = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     assert starting.stderr and any("Importing" in line for line in starting.stderr)
     starting.send_signal(signal.SIGINT)
     assert starting.stderr.read().endswith("Stopped before the page was ready.\n")

@@ -9,7 +9,7 @@ draft step over that of a plain target step. Leviathan et al. 2023 (arXiv 2211.1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -116,6 +116,13 @@ class RoundCosts:
         others are plain steps."""
         tokens = share * expected + (1 - share)
         return tokens * self.plain / (share * self.chain(length) + (1 - share) * self.plain)
+
+    def best_chain(self, expected: Callable[[int], float], lengths: Iterable[int]) -> tuple[int, float]:
+        """The draft length, of these, with the largest `speed_up`, the first of equals, and that; `expected`: tokens
+        of a round by its length."""
+        gains = {length: self.speed_up(expected(length), length) for length in lengths}
+        best = max(gains, key=lambda length: gains[length])
+        return best, gains[best]
 
 
 def exit_costs(verify: CostTable, draft: CostTable) -> RoundCosts:

@@ -6,6 +6,7 @@ Self-speculation: which of the target's layers to leave after. The drafter itsel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,8 +140,6 @@ def measure_exit_layer(target: Model) -> tuple[int, float]:
             agreed[layer] = (runner.view(layer).feed(ids).argmax(-1) == whole).float().mean().item()
             runner.reset()
             costs = exit_costs(*time_exit(runner, layer, context, 2, TRIED))
-            promises[layer] = max(
-                costs.speed_up(expected_tokens(agreed[layer], gamma), gamma) for gamma in range(1, LONGEST + 1)
-            )
+            _, promises[layer] = costs.best_chain(partial(expected_tokens, agreed[layer]), range(1, LONGEST + 1))
     best = max(promises, key=lambda layer: promises[layer])
     return best, agreed[best]

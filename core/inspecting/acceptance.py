@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from core.heads.checkpoint import MEASURED
-from core.loading.precision import POCKET
+from core.loading.precision import pocket_facts
 
 USUAL = (0.6, 0.7, 0.8)
 EXPECTED = 0.7
@@ -37,4 +36,4 @@ def shipped(facts: Mapping[str, Any]) -> Acceptance | None:
 
 def shipped_with_pocket() -> Acceptance | None:
     """The same of the bundled pair's draft."""
-    return shipped(json.loads((POCKET / "pocket.json").read_text(encoding="utf-8")))
+    return shipped(pocket_facts())

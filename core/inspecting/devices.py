@@ -14,7 +14,7 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +62,7 @@ Drafter = Sized | SizedHead | SizedMtp
 
 @dataclass(frozen=True)
 class Forecast:
-    """Leviathan's speed-up at an acceptance rate and the draft length that is best there."""
+    """The draft length that is best at an acceptance rate, 0 where plain decoding is faster, and its speed-up."""
 
     acceptance: float
     draft_length: int
@@ -83,7 +83,7 @@ class Prediction:
     @property
     def expected(self) -> Forecast:
         """The one to go by."""
-        return self.measured or next(f for f in self.forecasts if f.acceptance == EXPECTED)
+        return self.measured or self.at(EXPECTED)
 
     def at(self, acceptance: float) -> Forecast:
         return next(f for f in self.forecasts if f.acceptance == acceptance)
@@ -104,9 +104,7 @@ def predict(
 
 def _by_costs(costs: RoundCosts, acceptance: Acceptance | None) -> Prediction:
     def forecast(alpha: float) -> Forecast:
-        gains = {n: costs.speed_up(expected_tokens(alpha, n), n) for n in range(LONGEST + 1)}
-        best = max(gains, key=lambda n: gains[n])
-        return Forecast(alpha, best, gains[best])
+        return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
 
     holds = "by what passes were measured to cost here"
     usual, measured = tuple(map(forecast, USUAL)), forecast(acceptance.rate) if acceptance else None
@@ -149,15 +147,6 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """The best draft length up to 8 at an acceptance rate, 0 where plain decoding is faster, and its speed-up."""
-
-    acceptance: float
-    draft_length: int
-    speedup: float
-
-
-@dataclass(frozen=True)
 class Outlook:
     """A precision on a card. Bytes as loading would lay them out; `longest` is the longest context that fits, 0 where
     none does; `tokens_per_second` of plain decoding behind `context` tokens, and what most of that time is: bandwidth,
@@ -169,7 +158,7 @@ class Outlook:
     longest: int
     tokens_per_second: float
     bound: str
-    gains: tuple[Gain, ...]
+    gains: tuple[Forecast, ...]
 
 
 @dataclass(frozen=True)
@@ -326,15 +315,10 @@ def pass_parts(card: Card, model: Drafter, rows: int, context: int) -> tuple[flo
     return reading, arithmetic, model.layers * LAYER_SECONDS
 
 
-def _gain(card: Card, target: Sized, draft: Drafter, alpha: float, context: int) -> Gain:
+def _gain(card: Card, target: Sized, draft: Drafter, alpha: float, context: int) -> Forecast:
     step = pass_seconds(card, draft, 1, context)
     costs = RoundCosts(lambda rows: pass_seconds(card, target, rows, context), lambda rows: step)
-
-    def speedup(length: int) -> float:
-        return costs.speed_up(expected_tokens(alpha, length), length)
-
-    best = max(range(LONGEST + 1), key=speedup)
-    return Gain(alpha, best, speedup(best))
+    return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
 
 
 def _decide(card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None) -> tuple[bool, str]:
@@ -370,7 +354,7 @@ def _decide(card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None
     return False, f"No-go: {speed}; at {gain.acceptance:.0%} accepted{where}, a draft costs as much as it saves."
 
 
-def _at(outlook: Outlook, acceptance: float) -> Gain:
+def _at(outlook: Outlook, acceptance: float) -> Forecast:
     return next(gain for gain in outlook.gains if gain.acceptance == acceptance)
 
 

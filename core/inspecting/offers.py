@@ -125,7 +125,7 @@ def _suggestion(target: Sized, name: str, catalogued: bool, place: torch.device,
             return None
     except UserError:
         return None
-    expected = predict(target, theirs, place)[0].at(EXPECTED)
+    expected = predict(target, theirs, place)[0].expected
     known = read_catalogue().models.get(name)
     return Suggestion(
         draft=name,

@@ -198,6 +198,11 @@ def fast_nf4_on_cpu() -> bool:
     return "AVX512" in capabilities and "avx512_bf16" in flags
 
 
+def pocket_facts() -> dict[str, Any]:
+    """What is said of the bundled pair beside its models' configurations."""
+    return json.loads((POCKET / "pocket.json").read_text(encoding="utf-8"))
+
+
 def _automatic(device: torch.device, saved: str | None, bundled: bool) -> str:
     """Without a measurement NF4 on CUDA and where it was saved so; on a CPU what the bundled pair's benchmark found for
     it, bf16 for others.
@@ -205,7 +210,7 @@ def _automatic(device: torch.device, saved: str | None, bundled: bool) -> str:
     if device.type == "cuda":
         return "nf4"
     if device.type == "cpu" and bundled:
-        wanted = json.loads((POCKET / "pocket.json").read_text())["default_precision"]["cpu"]
+        wanted = pocket_facts()["default_precision"]["cpu"]
         return wanted if wanted != "nf4" or (fast_nf4_on_cpu() and not nf4_obstacle(device)) else "bf16"
     return "nf4" if saved == "nf4" and not bundled and not nf4_obstacle(device) else sixteen_bits(device)
 

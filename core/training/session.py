@@ -9,6 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from core.costs.rounds import RoundCosts, expected_tokens_by_position
@@ -106,13 +107,9 @@ class Session:
 
     def _outlook(self, standing: Standing) -> Outlook:
         """The best chain of as many tokens as are looked at, at this machine's costs."""
-        costs = self._measured()
-        gains = {
-            length: costs.speed_up(expected_tokens_by_position(standing.agreement, length), length)
-            for length in range(1, SHOWN_STEPS + 1)
-        }
-        best = max(gains, key=lambda length: gains[length])
-        return Outlook(gains[best], best)
+        expected = partial(expected_tokens_by_position, standing.agreement)
+        best, gain = self._measured().best_chain(expected, range(1, SHOWN_STEPS + 1))
+        return Outlook(gain, best)
 
     def _measured(self) -> RoundCosts:
         """What rounds with such a head cost here; measured once, for no weight changes it."""

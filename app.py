@@ -66,7 +66,6 @@ def prepare(chosen: Namespace, tell: Callable[[str], None]) -> tuple[Any, Any, A
         from app.page import build
     pair = loading.result()
     tell("Building the page")
-    pair.target.choose_threads()  # now that nothing else computes
     page = build(engine, public=chosen.public, device=device)
     if chosen.mcp:
         leave_to_programs(page)

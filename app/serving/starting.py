@@ -99,7 +99,7 @@ def serve(page: Any, device: Any, pair: Any) -> None:
     ended = threading.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda *_: ended.set())
-    later = (device, clear_up, pair.measure_all)
+    later = (device, clear_up, pair.target.choose_threads, pair.measure_all)
     threading.Thread(target=when_free, args=later, name="measuring", daemon=True).start()
     ended.wait()
     device.close()

@@ -1,15 +1,21 @@
 """The check of a runner against transformers' own forward: faults that the first tokens of a text do not show."""
 
+import os
+import shutil
+
 import pytest
 import torch
 from tiny import KINDS, VOCABULARY, random_model, target_of, target_runner
 
+from core.loading import load_model
 from core.loading.model import Model
 from core.runners import fused, static_cache
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
 from core.runners.graph import fused_for, why_not_static
 from core.runners.static_layers import StaticNetwork
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,3 +110,47 @@ def test_a_static_cache_that_misplaces_a_second_feed_is_refused(monkeypatch):
     assert why_not_static(target_of("llama")) == (
         "a static cache changes the model's answers, at a second chunk of a prompt"
     )
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """How often the check was made, in a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return unlike(*arguments)
+
+    monkeypatch.setattr("core.loading.model.unlike", counted)
+    return calls
+
+
+def test_a_check_that_was_passed_is_not_made_again(asked, pair_folder, tmp_path):
+    """Until the weights, or the precision they are run in, are others."""
+    folder = tmp_path / "model"
+    shutil.copytree(pair_folder / "target", folder)
+    for _ in range(2):
+        assert load_model(str(folder), CPU, "fp32").runner_kind == FusedRunner.kind
+    assert len(asked) == 1
+    load_model(str(folder), CPU, "bf16")
+    assert len(asked) == 2
+    weights = next(folder.glob("*.safetensors"))
+    os.utime(weights, ns=(0, 0))
+    load_model(str(folder), CPU, "fp32")
+    assert len(asked) == 3
+
+
+def test_a_check_that_failed_is_made_every_time(asked, pair_folder, monkeypatch):
+    monkeypatch.setattr("core.loading.model.FusedRunner", NeverForgets)
+    for _ in range(2):
+        model = load_model(str(pair_folder / "target"), CPU, "fp32")
+        assert model.runner_kind.startswith("dynamic (the fused forward changes")
+    assert len(asked) == 2
+
+
+def test_where_nothing_can_be_kept_the_check_is_made_every_time(asked, pair_folder, tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    for _ in range(2):
+        assert load_model(str(pair_folder / "target"), CPU, "fp32").runner_kind == FusedRunner.kind
+    assert len(asked) == 2

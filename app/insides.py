@@ -26,6 +26,9 @@ PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private
 """Of an event that is the page's own: nothing spins over its outputs, and programs do not see it."""
 QUIET: dict[str, Any] = {**PRIVATE, "queue": False}
 """Of one that answers at once, too."""
+UNCHECKED: dict[str, Any] = {"preprocess": False}
+"""Of one that may come while the choices of its inputs change: a value of before reaches its function, where Gradio
+would refuse it with words for programmers. Texts, numbers and choices arrive as the browser has them."""
 NEWEST: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
 """Of one that shows how things stand, too: Gradio drops an event that comes while another is answered, unless told to
 answer the last of them once more."""

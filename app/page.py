@@ -16,7 +16,7 @@ from app.compare import Compare
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
 from app.history import History
-from app.insides import QUIET, KeptForGood, calling, html_block
+from app.insides import QUIET, UNCHECKED, KeptForGood, calling, html_block
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
@@ -167,6 +167,7 @@ def _keep_header_true(
         "inputs": [controls[name] for name in names],
         "outputs": header,
         **QUIET,
+        **UNCHECKED,
     }
     gr.on([controls[name].change for name in names], **options)
     playground.finished.then(**options)

@@ -12,7 +12,7 @@ import gradio as gr
 from gradio.events import Dependency
 
 from app.header import short_pair
-from app.insides import PRIVATE, QUIET, html_block
+from app.insides import PRIVATE, QUIET, UNCHECKED, html_block
 from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import sentence, with_device
@@ -163,6 +163,7 @@ class Picker:
             [*of_pair, controls["method"], visit],
             [controls[name] for name in ("card", *FOLLOWING)],
             **options,
+            **UNCHECKED,
         )
         finished.then(self.learn, [*of_pair, visit], controls["card"], **options).then(*predicting, **options)
 

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from app.assets import asset
-from app.insides import NEWEST, PRIVATE, QUIET, html_block, scripted
+from app.insides import NEWEST, PRIVATE, QUIET, UNCHECKED, html_block, scripted
 from app.parts import status_line
 from app.serving import Engine
 from app.serving.device import Device
@@ -179,7 +179,7 @@ class Train:
         upload.upload(prompts_of_file, upload, plan[-1], **PRIVATE)
         triggers = [page.load, tab.select, *(part.change for part in plan)]
         triggers += [controls[name].change for name in ("pair", "target", "draft", "precision")]
-        gr.on(triggers, self.glance, [*plan, *sidebar], known, **NEWEST)
+        gr.on(triggers, self.glance, [*plan, *sidebar], known, **NEWEST, **UNCHECKED)
         fields = [controls[name] for name in NAMED]
         race.click(self.race_method, sidebar, controls["method"], **QUIET).success(
             self.race, sidebar, [controls["pair"], *fields, controls["draft_length"], tabs], **QUIET

@@ -18,7 +18,7 @@ from starlette.middleware import Middleware
 
 from app.api import FOR_PROGRAMS
 from app.assets import ASSETS, address, asset, modules
-from app.insides import give, hang_up, leave_undocumented, on_load, scope_of, sent_by, sent_with
+from app.insides import UNCHECKED, give, hang_up, leave_undocumented, on_load, scope_of, sent_by, sent_with
 from app.page import STYLES, build
 from app.serving.stops import ARRIVED, Arrivals
 from app.tokens.charts import figure, tools
@@ -46,6 +46,9 @@ def demo() -> Iterator[str]:
         text = gr.Textbox()
         gr.api(noted, api_name="noted")
         gr.Button().click(grow, None, text, api_name="grow")
+        choice = gr.Radio(["new"])
+        for name, how in (("checked", {}), ("unchecked", UNCHECKED)):
+            gr.Button().click(lambda chosen: chosen, choice, text, api_name=name, **how)
     _, address, _ = page.launch(
         prevent_thread_lock=True, quiet=True, app_kwargs={"middleware": [Middleware(Arrivals)]}, ssr_mode=False
     )
@@ -53,11 +56,17 @@ def demo() -> Iterator[str]:
     page.close()
 
 
-def call(address: str, name: str) -> list[Any]:
+def call(address: str, name: str, *given: Any) -> list[Any]:
     """The messages by which Gradio answers a call of an endpoint, as its own page gets them."""
-    event = httpx.post(f"{address}gradio_api/call/{name}", json={"data": []}).json()["event_id"]
+    event = httpx.post(f"{address}gradio_api/call/{name}", json={"data": given}).json()["event_id"]
     lines = httpx.get(f"{address}gradio_api/call/{name}/{event}").text.splitlines()
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def test_a_choice_of_before_reaches_its_function(demo: str) -> None:
+    """Among new choices Gradio refuses it, and says so in a toast."""
+    assert call(demo, "unchecked", "old") == [["old"]]
+    assert call(demo, "checked", "old") != [["old"]]
 
 
 def test_a_note_of_middleware_reaches_the_function(demo: str) -> None:
@@ -158,3 +167,17 @@ def test_one_module_alone_reaches_into_gradio() -> None:
     inside = re.compile(r"\.fns\b|force_exit|\._data\b|\.request\.scope|\"request\", None|\.props\b|document\.baseURI")
     sources = [ROOT / "app.py", *(ROOT / "app").rglob("*.py")]
     assert {path.name for path in sources if inside.search(path.read_text(encoding="utf-8"))} == {"insides.py"}
+
+
+def test_what_follows_the_pair_takes_the_method_of_before() -> None:
+    """The choices of methods change with the pair, and other controls tell of it before the method has followed."""
+    page = build(FakeEngine())
+    named = {at for at, block in page.blocks.items() if block.elem_id in ("pair-target", "pair-draft")}
+    following = [
+        function
+        for function in page.fns.values()
+        if function.fn
+        and {at for at, _ in function.targets} & named
+        and "method" in {block.elem_id for block in function.inputs}
+    ]
+    assert len(following) == 3 and not any(function.preprocess for function in following)

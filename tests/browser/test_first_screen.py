@@ -115,3 +115,4 @@ def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:
     page.wait_for_timeout(300)
     run_to_end(page)
     page.wait_for_function("document.querySelector('#header').innerText.includes('from Q8_0')")
+    assert not page.get_by_test_id("toast-text").count(), "the head, which this pair has not, was asked for once more"

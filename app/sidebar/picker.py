@@ -221,15 +221,16 @@ class Picker:
     def learn(
         self, pair: str, target: str, draft: str, revision: str, precision: str, draft_precision: str, visit: Visit
     ) -> Any:
-        """The card of a pair once more, where a run of it has just told how much is accepted."""
+        """The card of a pair once more, where a run of it has just told how much is accepted, or what rounds cost."""
         try:
             settings = self._named(pair, target, draft, revision, precision, draft_precision)
             accepted = measured_acceptance(visit, settings)
-            if accepted is None:
+            found = self.engine.inspect(settings, accepted)
+            if accepted is None and not any(each["basis"] == "measured" for each in found["predictions"]):
                 return gr.skip()
             chosen = self._choice(pair)
             drafts = self.engine.drafts(settings) if pair == OTHER else ()
-            return card_html(self.engine.inspect(settings, accepted), chosen.why, chosen.gated, drafts)
+            return card_html(found, chosen.why, chosen.gated, drafts)
         except Exception:  # the run has said it, or the card does
             return gr.skip()
 

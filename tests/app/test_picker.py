@@ -397,3 +397,15 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     list(lane)
     few.add("race", [lane.run])
     assert picker.learn(*of_pair, few) == gr.skip(), "a share of few drafts says little"
+
+
+def test_after_a_run_the_card_goes_by_what_rounds_cost_here(monkeypatch) -> None:
+    """Few drafts tell little of acceptance, but the first run measures what passes cost."""
+    engine = FakeEngine()
+    found = inspection(Settings(target="owner/small"))
+    found["predictions"][0]["basis"] = "measured"
+    monkeypatch.setattr(engine, "inspect", lambda settings, acceptance: found)
+    picker, visit = Picker(engine, Device()), Visit()
+    assert "Predicted" in picker.learn("small-pair", "", "", "", "auto", "auto", visit)
+    found["predictions"][0]["basis"] = "bytes"
+    assert picker.learn("small-pair", "", "", "", "auto", "auto", visit) == gr.skip(), "it would say what it said"

@@ -5,11 +5,14 @@ Their looks are in assets/page/parts.css, the `info` of selectors in the help st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.events import Dependency
+
+from app.insides import PRIVATE, QUIET
 
 
 def selectors(elem_id: str | None = None, *classes: str, **how: Any) -> gr.Row:
@@ -34,6 +37,18 @@ def run_and_stop(tab: str, run: str, **stop: Any) -> tuple[gr.Button, gr.Button]
             gr.Button(run, variant="primary", elem_id=f"{tab}-run"),
             gr.Button("Stop", elem_id=f"{tab}-stop", **stop),
         )
+
+
+def stoppable(
+    run: gr.Button, stop: gr.Button, work: Callable[..., Any], inputs: Any, outputs: Any, ask: Callable[..., None]
+) -> Dependency:
+    """Pressing `run` does the work, and from then to its end `stop` can be pressed, which asks it to stop."""
+    run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
+    # Turns are taken in `Device`, which can say who is ahead.
+    ended = run.click(work, inputs, outputs, concurrency_limit=None, **PRIVATE)
+    ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
+    stop.click(ask, None, None, **QUIET)
+    return ended
 
 
 def status_line(kind: str, *sentences: str) -> str:

@@ -9,8 +9,8 @@ import gradio as gr
 
 from app.compare.figures import entitle
 from app.compare.servers import ServerContender
-from app.insides import PRIVATE, QUIET, html_block
-from app.parts import progress_line, run_and_stop, selectors, status_line, ticks
+from app.insides import html_block
+from app.parts import progress_line, run_and_stop, selectors, status_line, stoppable, ticks
 from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
@@ -62,17 +62,7 @@ class ManyReaders:
             status = html_block(status_line("idle", IDLE), elem_id="load-status")
             with gr.Row(elem_id="load-plots"):
                 plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in range(PLOTS)]
-        run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
-        ended = gr.on(
-            [run.click],
-            self.run,
-            [readers, kind, visit, *values],
-            [status, *plots],
-            concurrency_limit=None,
-            **PRIVATE,
-        )
-        ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
-        stop.click(self.stop, None, None, **QUIET)
+        stoppable(run, stop, self.run, [readers, kind, visit, *values], [status, *plots], self.stop)
         return [part, status, *plots]
 
     @staticmethod

@@ -19,7 +19,8 @@ from app.explain.check import Texts, greedy_html, law_html, progress_html, sente
 from app.explain.costs import costs_html
 from app.explain.steps import interesting_round, walk
 from app.history.run_file import read_run_file
-from app.insides import NEWEST, PRIVATE, QUIET, calling, html_block, on_load, sent_by
+from app.insides import NEWEST, calling, html_block, on_load, sent_by
+from app.parts import stoppable
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -107,15 +108,7 @@ class Explain:
         gr.on(opened, self.open, [visit, chosen, seen], shown, **NEWEST)
         chosen.input(self.choose, [visit, chosen], [number, steps, costs, kind], **NEWEST)
         number.input(self.step, [visit, chosen, number], steps, **NEWEST)
-        check.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
-        check.click(
-            self.check,
-            [kind, continuations, visit, chosen],
-            result,
-            concurrency_limit=None,  # turns are taken in `Device`
-            **PRIVATE,
-        ).then(lambda: gr.update(interactive=False), None, stop, **QUIET)
-        stop.click(self.stop, None, None, **QUIET)
+        stoppable(check, stop, self.check, [kind, continuations, visit, chosen], result, self.stop)
         api(self.trace, api_name="trace", queue=False)
         api(self.lossless, api_name="lossless", concurrency_limit=None)
 

@@ -13,7 +13,7 @@ from gradio.events import api
 
 from app.api import takes_settings
 from app.insides import PRIVATE, QUIET, html_block
-from app.parts import progress_line, run_and_stop, selectors, status_line, ticks
+from app.parts import progress_line, run_and_stop, selectors, status_line, stoppable, ticks
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -236,19 +236,9 @@ class Tune:
         document = gr.JSON(label="Sweep document", visible=False)
         measured = gr.State([])
         results = Results()
-        run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
-        ended = gr.on(
-            [run.click],
-            self.run,
-            [*plan, *sidebar],
-            [status, document],
-            concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
-            **PRIVATE,
-        )
+        ended = stoppable(run, stop, self.run, [*plan, *sidebar], [status, document], self.stop)
         kept = ended.then(keep, [measured, document], measured, **PRIVATE)
         kept.then(results.show, [document, measured], [empty, *results.outputs], **PRIVATE)
-        ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
-        stop.click(self.stop, None, None, **QUIET)
         changes = [control.change for control in (*plan, controls["method"], controls["precision"])]
         gr.on(changes, self.forecast, [*plan, *sidebar], status, **QUIET)
         results.connect(document, measured)

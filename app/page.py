@@ -121,7 +121,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         page.load(lambda visit: visit, visit, visit, **QUIET)
         opened = take_away.connect(page, prompt, controls, visit)
         offer_generate(partial(_race, engine, device, admitted), controls)
-        picker.connect(page, controls, visit, opened, playground.finished)
+        picker.connect(page, controls, visit, opened, take_away.linked, playground.finished)
         playground.follow(controls, picker.choices)
         _keep_header_true(engine, environment, header, controls, playground)
     return page

@@ -76,16 +76,18 @@ class TakeAway:
 
     def connect(self, page: gr.Blocks, prompt: gr.Textbox, controls: dict[str, Any], visit: gr.State) -> Dependency:
         """Follow the controls, read the address when the page opens, answer the buttons. The event that ends once the
-        controls are as the address has them."""
+        controls are as the address has them; `linked` then holds the target and the draft, which on the server are
+        known before the fields have them."""
         self.controls = controls
         self.prompt = prompt
+        self.linked = gr.State(None)
         inputs = [prompt, *(controls[name] for name in CONTROLS)]  # as NAMES has them
         give(self.bar, start=[each.value for each in inputs])
         gr.on([each.change for each in inputs], None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
         opened = page.load(
             self.read_address,
             self.bar,
-            [*inputs, self.bar],
+            [*inputs, self.linked, self.bar],
             js=calling(SCRIPT, "settingsInAddress", list(NAMES)),
             **PRIVATE,
         )
@@ -97,7 +99,8 @@ class TakeAway:
         """What the page's address says, into the controls; what it cannot mean, into a sentence each."""
         values, refused = read_link(query or "", self.controls, self.check)
         shown = {self.prompt if name == "prompt" else self.controls[name]: value for name, value in values.items()}
-        return {**shown, self.bar: answer(say=" ".join(refused), error=bool(refused))}
+        linked = tuple(values.get(name, self.controls[name].value) for name in ("target", "draft"))
+        return {**shown, self.linked: linked, self.bar: answer(say=" ".join(refused), error=bool(refused))}
 
     def take(self, visit: Visit, event: gr.EventData, prompt: str = "", *values: Any) -> str:
         """One entry of the visit as a file or as a command; without a number, the command of what is set now."""

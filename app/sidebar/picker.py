@@ -141,16 +141,21 @@ class Picker:
         return controls
 
     def connect(
-        self, page: gr.Blocks, controls: dict[str, Any], visit: gr.State, opened: Dependency, finished: Dependency
+        self,
+        page: gr.Blocks,
+        controls: dict[str, Any],
+        visit: gr.State,
+        opened: Dependency,
+        linked: gr.State,
+        finished: Dependency,
     ) -> None:
-        """Fill the fields when a pair is chosen, and choose the pair that a link filled in (`opened`); then look at it,
-        without a turn on the device: its card, what it would be like on another GPU, and the controls that depend on
-        it. A run that has `finished` tells how much of what the pair drafts is accepted."""
+        """Fill the fields when a pair is chosen, and choose the pair that a link named (`opened`, `linked`); then look
+        at it, without a turn on the device: its card, what it would be like on another GPU, and the controls that
+        depend on it. A run that has `finished` tells how much of what the pair drafts is accepted."""
         fields = [controls[name] for name in NAMED]
         controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
-        named = [controls[name] for name in ("pair", "target", "draft")]
-        # Not when a field changes: while `fill` is on its way, one is of the new pair and one of the old.
-        opened.then(self.recognise, named, [controls["pair"], *fields], **QUIET)
+        # Not by the fields: while `fill` is on its way, one is of the new pair and one of the old.
+        opened.then(self.recognise, [controls["pair"], linked], [controls["pair"], *fields], **QUIET)
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
         typed = [event for field in fields for event in (field.submit, field.blur)]
         options: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "always_last", **PRIVATE}
@@ -174,13 +179,13 @@ class Picker:
         chosen = self._choice(pair)
         return [gr.update(value=value, visible=False) for value in (chosen.target, chosen.draft, "")]
 
-    def recognise(self, pair: str, target: str, draft: str) -> list[Any]:
-        """Models that came by another way than the list, as from a link: the entry that means them. A visitor who has
-        chosen already, whose fields may not be filled yet, keeps the choice."""
+    def recognise(self, pair: str, linked: tuple[str, str]) -> list[Any]:
+        """The entry that means the target and the draft of a link. A visitor who has chosen already, whose fields may
+        not be filled yet, keeps the choice."""
         chosen = self._choice(pair)
-        if pair != "default" or (target, draft) == (chosen.target, chosen.draft):
+        if pair != "default" or linked == (chosen.target, chosen.draft):
             return [gr.skip() for _ in range(1 + len(NAMED))]
-        same = [value for value, each in self.choices.items() if (each.target, each.draft) == (target, draft)]
+        same = [value for value, each in self.choices.items() if (each.target, each.draft) == linked]
         if same or OTHER not in self.choices:
             return [same[0] if same else pair, *self.fill(same[0] if same else pair)]
         return [OTHER, *(gr.update(visible=True) for _ in NAMED)]

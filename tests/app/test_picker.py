@@ -170,10 +170,10 @@ def test_drafts_for_a_typed_target_are_named_the_best_first():
 
 def test_models_from_a_link_find_their_entry():
     picker = Picker(FakeEngine(), Device())
-    assert picker.recognise("default", "owner/small", "owner/tiny")[0] == "small-pair"
-    assert picker.recognise("default", "some/where", "")[0] == OTHER
-    assert picker.recognise("small-pair", "", "")[0] == gr.skip(), "chosen, and its fields are still being filled"
-    assert Picker(FakeEngine(), Device(), public=True).recognise("default", "some/where", "")[0] == "default"
+    assert picker.recognise("default", ("owner/small", "owner/tiny"))[0] == "small-pair"
+    assert picker.recognise("default", ("some/where", ""))[0] == OTHER
+    assert picker.recognise("small-pair", ("", ""))[0] == gr.skip(), "chosen, and its fields are still being filled"
+    assert Picker(FakeEngine(), Device(), public=True).recognise("default", ("some/where", ""))[0] == "default"
 
 
 @pytest.mark.parametrize(

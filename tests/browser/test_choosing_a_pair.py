@@ -69,7 +69,8 @@ def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:
     page.wait_for_selector(f"{CARD}[data-level=good]")
     run_to_end(page)
     assert status(page).startswith("Identical")
-    page.reload()  # the address names the models
+    page.wait_for_function("location.search.includes('target=')")
+    page.reload()
     page.wait_for_function("document.querySelector('#pair input')?.value === 'other…'")
     page.wait_for_selector("#pair-target")
     choose(page, "pocket")

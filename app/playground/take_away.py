@@ -80,7 +80,7 @@ class TakeAway:
         known before the fields have them."""
         self.controls = controls
         self.prompt = prompt
-        self.linked = gr.State(None)
+        self.linked = gr.State(self._models({}))
         inputs = [prompt, *(controls[name] for name in CONTROLS)]  # as NAMES has them
         give(self.bar, start=[each.value for each in inputs])
         gr.on([each.change for each in inputs], None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
@@ -99,8 +99,13 @@ class TakeAway:
         """What the page's address says, into the controls; what it cannot mean, into a sentence each."""
         values, refused = read_link(query or "", self.controls, self.check)
         shown = {self.prompt if name == "prompt" else self.controls[name]: value for name, value in values.items()}
-        linked = tuple(values.get(name, self.controls[name].value) for name in ("target", "draft"))
-        return {**shown, self.linked: linked, self.bar: answer(say=" ".join(refused), error=bool(refused))}
+        say = answer(say=" ".join(refused), error=bool(refused))
+        return {**shown, self.linked: self._models(values), self.bar: say}
+
+    def _models(self, values: dict[str, Any]) -> tuple[str, str]:
+        """Target and draft of a link's values; what it does not name is as the page began."""
+        target, draft = (values.get(name, self.controls[name].value) for name in ("target", "draft"))
+        return target, draft
 
     def take(self, visit: Visit, event: gr.EventData, prompt: str = "", *values: Any) -> str:
         """One entry of the visit as a file or as a command; without a number, the command of what is set now."""

@@ -19,7 +19,6 @@ from transformers.utils import logging as transformers_logging
 from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
 from core.loading import memory
-from core.loading.alike import fingerprint
 from core.loading.conversion import convert, find_gguf, origin
 from core.loading.fastest import fastest_precision
 from core.loading.head import bundled_head, bytes_needed, head_folder, load_head
@@ -305,7 +304,7 @@ def _load(source: Source, device: torch.device, placement: Placement, progress: 
         notes=[*([source.format.why] if source.format.why else []), *source.format.notes],
         load_again=lambda: load_network(folder, label, config, device, source.format, placement, silent).eval(),
         origin=source.origin,
-        fingerprint=fingerprint(folder, source.format.precision) if device.type == "cpu" else None,
+        folder=folder,
     )
 
 

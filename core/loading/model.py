@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from statistics import median
 from threading import Lock
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
 from core.costs.rounds import RoundCosts, exit_costs
 from core.errors import UserError
-from core.loading.alike import remember, seen_alike
+from core.loading.alike import fingerprint, remember, seen_alike
 from core.runners.architecture import FusedNetwork, why_not
 from core.runners.clock import synchronise
 from core.runners.dynamic import DynamicRunner, unlike
@@ -44,8 +45,8 @@ ALL_THREADS = torch.get_num_threads()
 class Model:
     """`vocab_size` is the real vocabulary: logits past it are padding and are cut off by the runner. `load_again` gives
     the network as transformers loads it, before the fused forward laid its weights out. `origin` is how the weights
-    were quantised in the GGUF file they came from (Q4_1), None where they came from none. `fingerprint` is what a check
-    of the fused forward is remembered by; None: it is never remembered."""
+    were quantised in the GGUF file they came from (Q4_1), None where they came from none. `folder` holds the weights:
+    with it, that the fused forward was found alike is remembered."""
 
     name: str
     network: nn.Module
@@ -65,7 +66,7 @@ class Model:
     notes: list[str] = field(default_factory=list)
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
     origin: str | None = None
-    fingerprint: str | None = None
+    folder: Path | None = None
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
     _fused: FusedNetwork | StaticNetwork | None = field(default=None, repr=False)
@@ -100,12 +101,13 @@ class Model:
             self.runner_kind = f"{GraphRunner.kind} ({found})"
 
     def _unlike_transformers(self, fused: FusedNetwork) -> str | None:
-        if self.fingerprint and seen_alike(self.fingerprint):
+        key = fingerprint(self.folder, self.precision) if self.folder else None
+        if key and seen_alike(key):
             return None
         ours = FusedRunner(fused, self.vocab_size, capacity=16)
         where = unlike(DynamicRunner(self.network, self.vocab_size), ours, self.vocab_size)
-        if self.fingerprint and not where:
-            remember(self.fingerprint)
+        if key and not where:
+            remember(key)
         return where
 
     @property

@@ -32,6 +32,7 @@ class Comparison extends Lanes {
   }
 
   enableStop() {
+    /** @type {HTMLButtonElement | null} */
     const stop = document.querySelector("#compare-stop");
     if (stop) stop.disabled = !this.busy;
   }

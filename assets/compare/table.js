@@ -182,7 +182,7 @@ export function inOrder(rows, value, down) {
   const sign = down ? -1 : 1;
   return [...rows].sort((a, b) => {
     const [one, other] = [value(a), value(b)];
-    if (one == null || other == null) return (one == null) - (other == null) || a.lane - b.lane;
+    if (one == null || other == null) return Number(one == null) - Number(other == null) || a.lane - b.lane;
     return sign * (one - other) || a.lane - b.lane;
   });
 }

@@ -131,8 +131,9 @@ class History {
       else this.chosen.delete(row.number);
       this.choose();
     });
-    made.append(make("td", "history-mark"));
-    made.firstChild.append(box);
+    const mark = make("td", "history-mark");
+    mark.append(box);
+    made.append(mark);
     for (const column of COLUMNS) made.append(this.cell(row, column));
     const show = make("button", "tool", "Show");
     show.type = "button";
@@ -140,12 +141,13 @@ class History {
     show.title = `Show this one again in ${name}`;
     show.setAttribute("aria-label", `Show number ${row.number} in ${name}`);
     show.addEventListener("click", () => this.show(row));
-    made.append(make("td"));
-    made.lastChild.append(show);
+    const last = make("td");
+    last.append(show);
+    made.append(last);
     return made;
   }
 
-  cell(row, { key, show, number }) {
+  cell(row, { key, show, number = false }) {
     const cell = make("td", number ? "number-cell" : `history-${key}`, show(row[key]));
     if (key === "prompt") {
       cell.title = row.prompt;
@@ -189,7 +191,7 @@ class History {
         const values = columns.map((column) => column[part][name] ?? DASH);
         if (values.every((value) => value === DASH)) continue;
         const differs = part === "settings" && new Set(values).size > 1;
-        differing += differs;
+        if (differs) differing += 1;
         const row = make("tr");
         row.dataset.part = part;
         row.toggleAttribute("data-differs", differs);

@@ -90,6 +90,7 @@ export class LineChart {
     const [wide, high] = [most[0] * 1.02, most[1] * 1.05];
     const x = linear(0, wide, box.left, box.right);
     const y = linear(0, high, box.bottom, box.top);
+    /** @type {SVGElement[]} */
     const made = [...this.axes(box, wide, high, x, y)];
     for (const [name, points] of this.lines) {
       const d = pathOf(points.map(([at, value]) => [x(at), y(value)]));
@@ -99,6 +100,7 @@ export class LineChart {
     this.svg.replaceChildren(...made);
   }
 
+  /** @returns {Iterable<SVGElement>} */
   *axes(box, wide, high, x, y) {
     for (const { value, text } of ticks(0, wide, 6)) yield tickBelow(x(value), box, text + (value ? "" : this.unit));
     for (const { value, text } of ticks(0, high, 4)) {
@@ -107,6 +109,7 @@ export class LineChart {
     }
   }
 
+  /** @returns {Iterable<SVGElement>} */
   *names(x, y, box) {
     const ends = [...this.lines].map(([name, points]) => {
       const [at, value] = points.at(-1);

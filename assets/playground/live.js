@@ -14,13 +14,17 @@ function connectButtons(race) {
   let left = 0;
   let watching = false;
 
+  /** @type {(name: string) => HTMLButtonElement | null} */
   const button = (name) => document.querySelector("#" + name);
 
   race.root.addEventListener("busy", () => {
     document.documentElement.dataset.race = race.root.dataset.state;
     if (button("stop")) button("stop").disabled = !race.busy;
     if (race.busy) return;
-    if (race.failed) left = watching = 0;
+    if (race.failed) {
+      left = 0;
+      watching = false;
+    }
     if (left) setTimeout(() => button("run")?.click(), 0);
     else if (watching) setTimeout(watch, 0);
   });

@@ -88,9 +88,10 @@ class TakeAway {
     this.trigger("take", { form, number });
   }
 
-  deliver({ say: text = "", error = false, copy: copied, ...file }) {
+  /** @param {TakeAwayParts} parts */
+  deliver({ say: text = "", error = false, copy: copied, name, type, text: content }) {
     if (copied !== undefined) return this.copy(copied, text);
-    if (file.name) saveText(file);
+    if (name) saveText({ name, type, text: content });
     this.say(text, error);
   }
 }
@@ -122,7 +123,7 @@ export function mount(element, { props, trigger, watch }) {
   connectMenu(root, bar);
   document.addEventListener("settings-changed", ({ detail }) => bar.follow(detail));
   /** Others ask for an entry of the visit in a form, or bring a text to copy or a file to save, and what to say then. */
-  document.addEventListener("take-away", ({ detail }) => (detail.form ? bar.take(detail.form, detail.number) : bar.deliver(detail)));
+  document.addEventListener("take-away", ({ detail }) => ("form" in detail ? bar.take(detail.form, detail.number) : bar.deliver(detail)));
   watch("value", () => bar.update(props.value));
   bar.update(props.value);
 }

@@ -33,7 +33,7 @@ function remember() {
 /** The round that shows most: with guesses that stood and one that was refused, of a chain before one of a tree. */
 export function tellingRound(rounds) {
   const had = (round, outcome) => round.drafted.some((token) => token.outcome === outcome);
-  const worth = (round) => 4 * had(round, "rejected") + 2 * had(round, "accepted") + !isTree(round);
+  const worth = (round) => (had(round, "rejected") ? 4 : 0) + (had(round, "accepted") ? 2 : 0) + (isTree(round) ? 0 : 1);
   const told = rounds.filter((round) => round.drafted.length).map((round) => ({ round, worth: worth(round) }));
   return told.reduce((best, each) => (each.worth > best.worth ? each : best)).round;
 }
@@ -74,6 +74,7 @@ function check(round, { greedy }) {
 
 function keep(round, { greedy, tokensPerRound, speedup }) {
   const stood = round.drafted.filter((token) => token.outcome === "accepted").length;
+  /** @type {(string | Node)[]} */
   const parts = [stood === 1 ? "1 guess stays. " : stood + " guesses stay. "];
   if (round.emitted) {
     const free = round.emitted.outcome === "bonus";

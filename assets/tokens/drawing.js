@@ -60,8 +60,13 @@ function treeLayout(round) {
     label: shortened(quoted(token.text)),
     under: position < 0 ? lastAccepted(round) : (token.parent ?? -1),
     children: [],
+    parent: null,
+    depth: 0,
+    x: 0,
+    y: 0,
+    width: 0,
   }));
-  const root = { position: null, depth: 0, x: 4, width: 8, children: [] };
+  const root = { position: null, depth: 0, x: 4, y: 0, width: 8, children: [] };
   const at = new Map(nodes.map((node) => [node.position, node]));
   for (const node of nodes) {
     node.parent = node.under < 0 ? root : at.get(node.under);

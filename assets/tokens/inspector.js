@@ -149,9 +149,9 @@ export function timesOf(round, step) {
 }
 
 /** What there is to show, side by side where there is room. */
-function columns(...columns) {
+function columns(...groups) {
   const box = make("div", "inspector-columns");
-  for (const parts of columns) {
+  for (const parts of groups) {
     if (!parts.length) continue;
     const column = make("div");
     column.append(...parts);
@@ -226,6 +226,7 @@ function lawRow(row, chosen) {
 function testDrawing(token, round, position, greedy) {
   if (position < 0) return token.outcome === "corrected" ? residualDrawing(token, round, greedy) : [];
   if (token.outcome === "ignored") return [];
+  /** @type {Element[]} */
   const parts = [make("h4", "inspector-heading", "The test"), make("p", "card-test", testWords(round, position, greedy))];
   if (!greedy && token.draw != null && !laterSibling(round, position)) parts.push(scale(acceptance(token), token.draw));
   return parts;

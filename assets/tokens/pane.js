@@ -48,8 +48,9 @@ export class Pane {
     const list = make("dl", "key");
     for (const { kind, meaning } of key) {
       const chip = make("dt");
-      chip.append(make("span", "swatch", kind));
-      chip.firstChild.dataset.kind = kind;
+      const swatch = make("span", "swatch", kind);
+      swatch.dataset.kind = kind;
+      chip.append(swatch);
       list.append(chip, make("dd", "", meaning));
     }
     this.stream.replaceChildren(make("p", "hint", text), list);

@@ -17,6 +17,7 @@ function followTheSystem() {
 
 /** The race's events, a line each, as the page gets them from its server. */
 export function eventsOf({ runs }, verdict) {
+  /** @type {{ e: string, [more: string]: any }[]} */
   const events = [{ e: "begin", id: "saved", from: 0 }];
   for (const { rounds, metrics, token_ids, text, stop_reason, ...head } of runs) {
     const lane = head.settings.method === "plain" ? "plain" : "speculative";

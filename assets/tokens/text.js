@@ -3,6 +3,7 @@
 import { make } from "../page/elements.js";
 
 const HIDDEN = new RegExp(
+  // eslint-disable-next-line no-misleading-character-class -- a joiner alone is what is looked for
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180e\\u200b" +
     "\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\ud800-\\udfff]" +
     "|[\\u{e0000}-\\u{e0fff}]",
@@ -54,7 +55,7 @@ export function fill(target, text, struck) {
 }
 
 /** A probability that is known, or what it is at most: that of a token beyond those recorded. */
-export function figure({ value, most }) {
+export function figure({ value, most = null }) {
   if (value != null) return probability(value);
   return most < 0.0001 ? "<0.0001" : "\u2264" + probability(most);
 }

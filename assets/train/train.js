@@ -27,7 +27,7 @@ export function clock(seconds) {
 
 /** Lines that may fall as well as rise, each with its value at its end; `mark` is a level they are read against. */
 class Curves extends LineChart {
-  constructor(svg, { least, text, mark }) {
+  constructor(svg, { least, text, mark = null }) {
     super(svg, { unit: " min", least });
     this.text = text;
     this.mark = mark;
@@ -140,6 +140,7 @@ class Training {
   }
 
   enableStop() {
+    /** @type {HTMLButtonElement | null} */
     const stop = document.querySelector("#train-stop");
     if (stop) stop.disabled = !this.busy;
   }

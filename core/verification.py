@@ -1,7 +1,7 @@
 """Accept, correct, bonus: the rule that makes speculative decoding lossless. Pure functions on tensors.
 
-`judge` comes from logits and a draft to a verdict; the rule itself is `verify_chain`, `verify_tree` and their limit at
-temperature 0, `verify_greedy`.
+`judge` comes from logits and a draft to a verdict; the rule itself is `verify_chain`, `verify_siblings` at every node
+of a tree, and their limit at temperature 0, `verify_greedy`.
 
 Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for chains, SpecInfer (arXiv
 2305.09781) for trees. `p` is the target's and `q` the drafter's distribution after the whole sampler chain.
@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from core.drafting import Draft
 from core.errors import UserError
 from core.records import Outcome
-from core.runners.host import ids_on, lists_on_host, on_host
+from core.runners.host import ids_on, lists_on_host
 from core.sampling import Sampling, draw
 
 NOTHING = 1e-30
@@ -89,20 +89,16 @@ def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Ten
 
 def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Verdict:
     k = len(parents)
-    p, q, tokens = sampling.probabilities(logits), draft.probs, draft.tokens
+    p, q, tokens, uniforms = sampling.probabilities(logits), draft.probs, draft.tokens, uniforms[: k + 1]
+    taken, following = verify_tree(p, tokens, parents, q, uniforms, draft.replacement)
     above = ids_on(p.device, [parent + 1 for parent in parents])
+    of_following = p.gather(1, following[:, None])[:, 0]
     given = () if q is None else (q.gather(1, tokens[:, None])[:, 0],)
-    shown = tokens, p[above, tokens], uniforms[: k + 1], *given
-    if walks_on_host(p):
-        drafted, p_of, numbers, *q_of = lists_on_host(*shown)
-        path, rejected, token, corrected = verify_tree(p, drafted, parents, q, torch.tensor(numbers), draft.replacement)
-        token_p = p[path[-1] + 1 if path else 0, token].item()
-    else:
-        taken, following = verify_nodes(p, tokens, parents, q, uniforms[: k + 1], draft.replacement)
-        of_following = p.gather(1, following[:, None])[:, 0]
-        drafted, p_of, numbers, *q_of, to, tokens_after, p_after = lists_on_host(*shown, taken, following, of_following)
-        path, rejected, token, corrected = follow(to, tokens_after, parents)
-        token_p = p_after[path[-1] + 1 if path else 0]
+    to, tokens_after, p_after, drafted, p_of, numbers, *q_of = lists_on_host(
+        taken, following, of_following, tokens, p[above, tokens], uniforms, *given
+    )
+    path, rejected, token, corrected = follow(to, tokens_after, parents)
+    token_p = p_after[path[-1] + 1 if path else 0]
     _check_numbers(not any(map(isnan, [token_p, *p_of])))
     outcome, q_given = _outcome(k, corrected), q_of[0] if q_of else [1.0] * k
     return Verdict(drafted, path, rejected, token, outcome, p_of, q_given, token_p, numbers[:-1])
@@ -166,92 +162,78 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """max(0, p - q) over the last axis, not normalised; p itself where nothing is left (p = q: never rejected)."""
     left = (p - q).clamp_(min=0)
-    return torch.where(left.sum(-1, keepdim=True) > NOTHING, left, p)
+    return left.add_(p * (left.sum(-1, keepdim=True) <= NOTHING))  # where() reads a broadcast condition slowly
+
+
+def verify_siblings(
+    p: Tensor, siblings: Sequence[Sequence[int]], tokens: Tensor, q: Tensor | None, uniforms: Tensor, replacement: bool
+) -> tuple[Tensor, Tensor]:
+    """The rule of a tree, at n of its nodes at once: p [n, vocab] float32 is the target's law after each, siblings[i]
+    are those of the k drafted tokens that continue it, in the order they were drawn; tokens, q and uniforms as in
+    `verify_tree`. Gives [n] int64, which of them stands (-1: none), and [n, vocab], what is left of the law: where none
+    stands, the token that follows is drawn from it.
+
+    After each rejected sibling the law left to the others is norm(max(0, p - q)); a duplicate is tested again and
+    subtracts q again. No data-dependent control flow on a device, which does in one go what a host would have to wait
+    for at every level.
+    """
+    order = sorted(range(len(p)), key=lambda node: -len(siblings[node]))  # whoever has siblings left comes first
+    law = p.index_select(0, ids_on(p.device, order))
+    taken = torch.full((len(p),), -1, dtype=torch.long, device=p.device)
+    proposals = None if q is None else q.index_select(0, ids_on(p.device, [(*siblings[node], 0)[0] for node in order]))
+    for rank in range(len(siblings[order[0]])):
+        children = [siblings[node][rank] for node in order if len(siblings[node]) > rank]
+        m, more = len(children), sum(len(each) > rank + 1 for each in siblings)
+        child, left, free = ids_on(p.device, children), law[:m], taken[:m] < 0
+        token = tokens.index_select(0, child)[:, None]
+        tested = torch.zeros_like(left).scatter_(1, token, 1.0) if proposals is None else proposals[:m]
+        stands = uniforms[child] * tested.gather(1, token)[:, 0] < left.gather(1, token)[:, 0]
+        taken[:m] = torch.where(free & stands, child, taken[:m])
+        if walks_on_host(p) and taken.min() >= 0:
+            break
+        law[:m] = residual(left, tested * (free & ~stands)[:, None])
+        law[:more] = _normalised(law[:more])
+        if proposals is not None and not replacement:
+            proposals[:more] = _normalised(proposals[:more].scatter(1, token[:more], 0.0))
+    back = ids_on(p.device, sorted(range(len(p)), key=order.__getitem__))
+    return taken.index_select(0, back), law.index_select(0, back)
 
 
 def verify_tree(
-    p: Tensor, tokens: Sequence[int], parents: Sequence[int], q: Tensor | None, uniforms: Tensor, replacement: bool
-) -> TreeVerdict:
-    """Judge a token tree from the root down; siblings in the order they were drawn.
-
-    p [k+1, vocab] float32: row 0 is the target's law after the context, row i+1 after node i. tokens, parents [k]:
-    parents[i] < i, -1 for the context. q [k, vocab] float32: row i is the law the *first* sibling of node i was drawn
-    from, or None where siblings are point masses in turn. `replacement`: siblings were drawn independently of each
-    other; else each from q without those before it. uniforms [k+1] in [0, 1): one per node and one for the token that
-    follows. Walking a tree is the host's work: uniforms are there, and of p and q, wherever they are, only the rows of
-    the nodes that are reached come there.
-
-    After each rejected sibling the law left to the others is norm(max(0, p - q)); a duplicate is tested again and
-    subtracts q again. When all fail, the corrected token is drawn from what is left.
-    """
-    path: list[int] = []
-    rejected: list[int] = []
-    draws: list[float] = uniforms.tolist()
-    node: int | None = -1
-    while node is not None:
-        children = [i for i, parent in enumerate(parents) if parent == node]
-        law, *proposals = on_host(p[node + 1], *([] if q is None or not children else [q[children[0]]]))
-        proposal = proposals[0] if proposals else None
-        node = None
-        for child in children:
-            token = tokens[child]
-            tested = _point_mass(law, token) if proposal is None else proposal
-            if draws[child] * tested[token].item() < law[token].item():
-                path.append(child)
-                node = child
-                break
-            rejected.append(child)
-            law = residual(law, tested)
-            if child == children[-1]:
-                break
-            law = _normalised(law)
-            if proposal is not None and not replacement:
-                proposal = proposal.clone()
-                proposal[token] = 0.0
-                proposal = _normalised(proposal)
-    return TreeVerdict(path, rejected, int(draw(law, uniforms[-1])), corrected=bool(children))
-
-
-def walks_on_host(p: Tensor) -> bool:
-    """Whether a tree is judged node by node (`verify_tree`): where a node's law need not be waited for."""
-    return p.device.type == "cpu"
-
-
-def verify_nodes(
     p: Tensor, tokens: Tensor, parents: Sequence[int], q: Tensor | None, uniforms: Tensor, replacement: bool
 ) -> tuple[Tensor, Tensor]:
-    """The rule of `verify_tree` at every node, as if each were reached: for each row of p [k+1] int64 the index of the
-    child that stands there, -1 for none, and the token that follows where none does. The arguments are those of
-    `verify_tree`, tokens [k] and uniforms [k+1] on the device of p. No data-dependent control flow: a device does in
-    one go what a host would have to wait for at every level.
+    """Judge a token tree: for each row of p, [k+1] int64, the index of the child that stands there, -1 for none, and
+    the token that follows where none does; `follow` reads a path off that.
+
+    p [k+1, vocab] float32: row 0 is the target's law after the context, row i+1 after node i. tokens [k] int64, parents
+    [k]: parents[i] < i, -1 for the context. q [k, vocab] float32: row i is the law the *first* sibling of node i was
+    drawn from, or None where siblings are point masses in turn. `replacement`: siblings were drawn independently of
+    each other; else each from q without those before it. uniforms [k+1] in [0, 1): one per node and one for the token
+    that follows. A host judges the nodes that are reached, from the root down, and no others; a device all of them.
     """
     below: list[list[int]] = [[] for _ in range(len(p))]
     for child, parent in enumerate(parents):
         below[parent + 1].append(child)
-    law, taken = p.clone(), torch.full((len(p),), -1, dtype=torch.long, device=p.device)
-    first = ids_on(p.device, [children[0] if children else 0 for children in below])
-    proposals = None if q is None else q.index_select(0, first)
-    for rank in range(max(map(len, below))):
-        nodes = [node for node, children in enumerate(below) if len(children) > rank]
-        rows, child = ids_on(p.device, nodes), ids_on(p.device, [below[node][rank] for node in nodes])
-        token, left = tokens[child][:, None], law[rows]
-        tested = torch.zeros_like(left).scatter_(1, token, 1.0) if proposals is None else proposals[rows]
-        free = taken[rows] < 0
-        stands = uniforms[child] * tested.gather(1, token)[:, 0] < left.gather(1, token)[:, 0]
-        taken[rows] = torch.where(free & stands, child, taken[rows])
-        law[rows] = torch.where((free & ~stands)[:, None], residual(left, tested), left)
-        again = [node for node in nodes if len(below[node]) > rank + 1]
-        if again:
-            rows = ids_on(p.device, again)
-            law[rows] = _normalised(law[rows])
-            if proposals is not None and not replacement:
-                tried = tokens[ids_on(p.device, [below[node][rank] for node in again])][:, None]
-                proposals[rows] = _normalised(proposals[rows].scatter(1, tried, 0.0))
-    return taken, draw(law, uniforms[-1:].expand(len(p)))
+    if not walks_on_host(p):
+        taken, law = verify_siblings(p, below, tokens, q, uniforms, replacement)
+        return taken, draw(law, uniforms[-1:].expand(len(p)))
+    taken, following = torch.full((len(p),), -1), torch.zeros(len(p), dtype=torch.long)
+    row, stands = slice(0, 1), 0
+    while stands >= 0:
+        taken[row], law = verify_siblings(p[row], below[row], tokens, q, uniforms, replacement)
+        last, stands = row, int(taken[row])
+        row = slice(stands + 1, stands + 2)
+    following[last] = draw(law, uniforms[-1:])
+    return taken, following
+
+
+def walks_on_host(p: Tensor) -> bool:
+    """Whether a tree is judged node by node: where what a node comes to need not be waited for."""
+    return p.device.type == "cpu"
 
 
 def follow(taken: Sequence[int], following: Sequence[int], parents: Sequence[int]) -> TreeVerdict:
-    """The path that `verify_nodes` leaves, from the root."""
+    """The verdict that `verify_tree` comes to, from the root."""
     found = verify_greedy(taken, range(len(parents)), parents)
     return found._replace(token=following[found.path[-1] + 1 if found.path else 0])
 
@@ -275,12 +257,6 @@ def verify_greedy(choices: Sequence[int], tokens: Sequence[int], parents: Sequen
             rejected.append(i)
     corrected = bool(rejected) and parents[rejected[-1]] == node
     return TreeVerdict(path, rejected, choices[node + 1], corrected)
-
-
-def _point_mass(like: Tensor, token: int) -> Tensor:
-    mass = torch.zeros_like(like)
-    mass[token] = 1.0
-    return mass
 
 
 def _normalised(law: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def lists_on_host(*vectors: Tensor) -> list[list[Any]]:
-    """Numbers [n] and ids [n] as lists. With `on_host`, the round's one synchronisation: all the host needs at once."""
+    """Numbers [n] and ids [n] as lists. The round's one synchronisation: all the host needs at once."""
     if all(vector.device.type == "cpu" for vector in vectors):
         return [vector.tolist() for vector in vectors]
     return in_one_transfer(*vectors)
@@ -41,14 +41,6 @@ def in_one_transfer(*vectors: Tensor) -> list[list[Any]]:
     packed = iter(_pack(vectors).tolist())
     lists = [list(islice(packed, len(vector))) for vector in vectors]
     return [x if vector.is_floating_point() else list(map(int, x)) for x, vector in zip(lists, vectors)]
-
-
-def on_host(*tensors: Tensor) -> list[Tensor]:
-    """Tensors on the CPU: as they are if there already, else in one transfer."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
-        return list(tensors)
-    pieces = _pack(tensors).cpu().split([tensor.numel() for tensor in tensors])
-    return [piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors)]
 
 
 def _pack(tensors: Sequence[Tensor]) -> Tensor:

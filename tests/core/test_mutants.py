@@ -12,7 +12,7 @@ from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
 from core.drafting.tree import TreeDrafter
 from core.sampling import Sampling, draw
-from core.verification import TreeVerdict, residual, verify_chain, verify_tree
+from core.verification import residual, verify_chain, verify_siblings
 
 SAMPLING = Sampling(temperature=0.7, top_k=4)
 SEEN, TREE_SEEN = DRAWS // 2, TREE_DRAWS // 2
@@ -163,32 +163,32 @@ def law_of_tree(shape, replacement, drafter=TreeDrafter, draft="similar", seen=S
     return law_of(tree, target, gamma=len(shape), seen=seen)
 
 
-def skip_duplicates(p, tokens, parents, q, uniforms, replacement):
+def skip_duplicates(p, siblings, tokens, q, uniforms, replacement):
     """An i.i.d. sibling that repeats a rejected one is not tested again."""
-    seen: set[tuple[int, int]] = set()
-    kept = [i for i, pair in enumerate(zip(parents, tokens)) if not (pair in seen or seen.add(pair))]
-    verdict = verify_tree(
-        p[[0, *(i + 1 for i in kept)]],
-        [tokens[i] for i in kept],
-        [-1 for _ in kept],
-        q[kept],
-        uniforms[[*kept, -1]],
-        replacement,
-    )
-    return TreeVerdict([kept[i] for i in verdict.path], [kept[i] for i in verdict.rejected], *verdict[2:])
+    new = [[i for n, i in enumerate(each) if tokens[i] not in tokens[each[:n]]] for each in siblings]
+    return verify_siblings(p, new, tokens, q, uniforms, replacement)
 
 
-def other_replacement(p, tokens, parents, q, uniforms, replacement):
+def other_replacement(p, siblings, tokens, q, uniforms, replacement):
     """Siblings drawn one way, judged as if drawn the other."""
-    return verify_tree(p, tokens, parents, q, uniforms, not replacement)
+    return verify_siblings(p, siblings, tokens, q, uniforms, not replacement)
 
 
-def untouched_between_siblings(p, tokens, parents, q, uniforms, replacement):
+def untouched_between_siblings(p, siblings, tokens, q, uniforms, replacement):
     """Every sibling is tested against the target's first law; nothing is subtracted until all have failed."""
-    for i, token in enumerate(tokens):
-        if uniforms[i] * q[i, token] < p[0, token]:
-            return TreeVerdict([i], list(range(i)), int(draw(p[i + 1], uniforms[-1])), corrected=False)
-    return TreeVerdict([], list(range(len(tokens))), int(draw(residual(p[0], q[0]), uniforms[-1])), corrected=True)
+    taken, left = torch.full((len(p),), -1), p.clone()
+    for row, children in enumerate(siblings):
+        stands = [i for i in children if uniforms[i] * q[i, tokens[i]] < p[row, tokens[i]]]
+        if stands:
+            taken[row] = stands[0]
+        elif children:
+            left[row] = residual(p[row], q[children[0]])
+    return taken, left
+
+
+def nothing_left_out(p, siblings, tokens, q, uniforms, replacement):
+    """All siblings refused, and the corrected token drawn from the target's whole law."""
+    return verify_siblings(p, siblings, tokens, q, uniforms, replacement)[0], p
 
 
 TREE_MUTANTS = [
@@ -197,13 +197,14 @@ TREE_MUTANTS = [
     (other_replacement, False, SEEN),
     (untouched_between_siblings, True, SEEN),
     (untouched_between_siblings, False, SEEN),
+    (nothing_left_out, False, SEEN),
 ]
 
 
 @pytest.mark.parametrize("mutant, replacement, seen", TREE_MUTANTS)
 def test_wrong_rule_with_siblings(mutant, replacement, seen, monkeypatch):
     """Each wrong way of trying siblings shows in the joint law, soonest where a draft's favourite is always refused."""
-    monkeypatch.setattr(verification, "verify_tree", mutant)
+    monkeypatch.setattr(verification, "verify_siblings", mutant)
     assert law_of_tree((4,), replacement, draft="obsessed", seen=seen) < THRESHOLD
 
 

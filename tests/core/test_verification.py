@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from core.verification import follow, residual, verify_chain, verify_greedy, verify_nodes, verify_tree
+from core import verification
+from core.verification import follow, residual, verify_chain, verify_greedy, verify_siblings, verify_tree
 
 P = torch.tensor([0.6, 0.3, 0.1])
 Q = torch.tensor([0.2, 0.3, 0.5])
@@ -15,7 +16,8 @@ def chain(p, tokens, q, uniforms):
 
 
 def tree(p, tokens, parents, q, uniforms, replacement=False):
-    return verify_tree(p, tokens, parents, q, torch.tensor(uniforms), replacement)
+    taken, following = verify_tree(p, torch.tensor(tokens), parents, q, torch.tensor(uniforms), replacement)
+    return follow(taken.tolist(), following.tolist(), parents)
 
 
 def one_round(p, q):
@@ -156,8 +158,14 @@ def test_impossible_sibling_is_refused_even_at_zero(replacement):
 
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("soft", [True, False])
-def test_all_nodes_at_once_are_judged_as_one_by_one(replacement, soft):
+def test_all_nodes_at_once_are_judged_as_one_by_one(replacement, soft, monkeypatch):
     """What a device does without asking the host is the same walk: same path, refusals and token, on random trees."""
+
+    def judged(walks):
+        monkeypatch.setattr(verification, "walks_on_host", lambda p: walks)
+        taken, following = verify_tree(p, tokens, parents, q if soft else None, uniforms, replacement)
+        return follow(taken.tolist(), following.tolist(), parents)
+
     draws = torch.Generator().manual_seed(11)
     met = set()
     for _ in range(150):
@@ -168,25 +176,24 @@ def test_all_nodes_at_once_are_judged_as_one_by_one(replacement, soft):
         tokens, uniforms = torch.randint(0, 8, (k,), generator=draws), torch.rand(k + 1, generator=draws)
         if not replacement:  # siblings without replacement are different tokens
             tokens = torch.tensor([parents[:i].count(parent) for i, parent in enumerate(parents)]) % 8
-        own = verify_tree(p, tokens.tolist(), parents, q if soft else None, uniforms, replacement)
-        taken, following = verify_nodes(p, tokens, parents, q if soft else None, uniforms, replacement)
-        assert follow(taken.tolist(), following.tolist(), parents) == own
+        own = judged(walks=True)
+        assert judged(walks=False) == own
         met.add((len(own.path) > 1, len(own.rejected) > 1, own.corrected))
     assert len(met) >= 5
 
 
-def test_of_a_tree_only_the_rows_that_are_reached_come_to_the_host(monkeypatch):
-    """A device would else send all of p and q: tens of megabytes of a large vocabulary, in every round."""
-    sent: list[int] = []
+def test_of_a_tree_a_host_judges_the_nodes_that_are_reached(monkeypatch):
+    """All of a large vocabulary's tree would be megabytes of arithmetic in every round."""
+    judged = []
 
-    def counting(*tensors):
-        sent.append(len(tensors))
-        return list(tensors)
+    def counting(p, siblings, *rest):
+        judged.append(siblings)
+        return verify_siblings(p, siblings, *rest)
 
-    monkeypatch.setattr("core.verification.on_host", counting)
+    monkeypatch.setattr(verification, "verify_siblings", counting)
     p = torch.full((7, 8), 1 / 8)
     q = torch.full((6, 8), 1 / 8)
     p[1] = torch.eye(8)[3]  # after the first node, its second child is certain
-    found = verify_tree(p, [0, 1, 2, 3, 4, 5], [-1, -1, 0, 0, 1, 3], q, torch.zeros(7), replacement=True)
+    found = tree(p, [0, 1, 2, 3, 4, 5], [-1, -1, 0, 0, 1, 3], q, [0.0] * 7, replacement=True)
     assert found.path == [0, 3, 5]
-    assert sent == [2, 2, 2, 1]  # nothing was proposed after the last node
+    assert judged == [[[0, 1]], [[2, 3]], [[5]], [[]]]

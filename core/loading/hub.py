@@ -1,10 +1,7 @@
 """A model id or a folder -> a local folder with a safetensors model in it, or one sentence why not.
 
-Files of a Hub model into the local cache of huggingface_hub: counted in bytes, stopped at once, gone on with later.
-
-huggingface_hub's own download looks up between two pieces of 10 MB at the soonest and deletes what has come of a file
-when it is stopped. This one uses its HTTP session, token, locks and cache layout, so that the client finds the files as
-if it had fetched them itself; a part of a file stays in the cache as `<blob>.incomplete`.
+Files of a Hub model come by the Hub's own client, which locks, checks and takes up connections that break; here its
+bytes are counted and it is stopped.
 """
 
 from __future__ import annotations
@@ -12,17 +9,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from threading import Event
-from typing import Any, BinaryIO
+from threading import Event, Lock
+from typing import Any
 
-from filelock import Timeout
-from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -32,15 +28,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import (
-    WeakFileLock,
-    build_hf_headers,
-    filter_repo_objects,
-    get_session,
-    hf_raise_for_status,
-    validate_repo_id,
-)
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id
+from tqdm import tqdm
 
 from core.disk import free_space, is_full
 from core.errors import Cancelled, UserError, refused_pickle
@@ -150,62 +139,98 @@ def _download(name: str, revision: str | None, progress: Progress, stop: Stop) -
         if (folder := cached(name, revision)) is not None:
             return folder
         raise error from None
-    siblings = info.siblings or []
-    _check_names([s.rfilename for s in siblings], name)
-    wanted = set(filter_repo_objects([s.rfilename for s in siblings], allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    files = [_remote_file(s) for s in siblings if s.rfilename in wanted and s.size is not None and s.blob_id]
-    _fetch_files(name, str(info.sha), files, progress, stop)
-    # Everything is there: this only lays it out, writes down the revision, and gets what was not listed with a size.
-    with _disk_explained(name, files):
-        found = snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED)
-    return Path(found)
-
-
-def _remote_file(sibling: Any) -> RemoteFile:
-    return RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
-
-
-def _fetch_files(name: str, commit: str, files: Sequence[RemoteFile], progress: Progress, stop: Stop) -> None:
-    total = sum(file.size for file in files)
-    meter = Meter(f"Downloading {name}", total, progress)
-    with _disk_explained(name, files):
-        needed, free = _missing_bytes(name, files), free_space(Path(constants.HF_HUB_CACHE))
-        if needed > free:
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    _check_names(list(sizes), name)
+    wanted = filter_repo_objects(sizes, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+    missing = [file for file in wanted if not isinstance(try_to_load_from_cache(name, file, revision=info.sha), str)]
+    meter = Meter(f"Downloading {name}", sum(sizes[file] for file in missing), progress)
+    with _explained_by(name, meter):
+        if meter.total > free_space(Path(constants.HF_HUB_CACHE)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if not needed:
-            return
-        try:
-            download(name, commit, files, meter, stop)
-        except Exception as error:
-            if not transport_error(error):
-                raise
-            raise UserError(
-                f"The connection to the Hub was lost at {in_bytes(meter.done)} of {in_bytes(total)} of {name}; what "
-                "has come is kept: try again and it goes on from there."
-            ) from None
+        return Path(_snapshot(name, revision, meter, stop))
 
 
-def _missing_bytes(name: str, files: Sequence[RemoteFile]) -> int:
-    return sum(file.size - bytes_here(name, file) for file in files)
+def _snapshot(name: str, revision: str | None, meter: Meter, stop: Stop) -> str:
+    """The client at work in a thread of its own: it looks up between two pieces of 10 MB, and `stop` is seen at once
+    however slowly they come."""
+    over = Event()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="download")
+    found = pool.submit(
+        snapshot_download,
+        name,
+        revision=revision,
+        allow_patterns=WANTED,
+        ignore_patterns=UNWANTED,
+        tqdm_class=bars(meter, over),
+    )
+    try:
+        while not wait([found], 0.1).done:
+            if stop():
+                raise Cancelled
+        return found.result()
+    except Cancelled:
+        if xet := sys.modules.get("huggingface_hub.utils._xet"):
+            xet.abort_xet_session()  # its transfers run outside Python, where no bar ends them
+        raise
+    finally:
+        over.set()
+        pool.shutdown(wait=False)
+
+
+def bars(meter: Meter, over: Event) -> type[tqdm]:
+    """What the client tells its progress to: bars that count bytes count them in `meter`, nothing is drawn, and once it
+    is `over` the next piece raises Cancelled. It may count the bytes that come and those that are written apart: what
+    has come furthest is taken."""
+    lock = Lock()
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:
+            self._counts, self._bytes = options.get("unit") == "B", 0
+            super().__init__(*arguments, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            if over.is_set():
+                raise Cancelled
+            if self._counts:
+                with lock:
+                    self._bytes += int(n or 0)
+                    fresh = min(self._bytes, meter.total) - meter.done
+                    if fresh > 0:
+                        meter.add(fresh)
+
+    return Bar
 
 
 @contextmanager
-def _disk_explained(name: str, files: Sequence[RemoteFile]) -> Iterator[None]:
-    """Say what a disk that cannot take the files lacks."""
+def _explained_by(name: str, meter: Meter) -> Iterator[None]:
+    """Say how far a download came that lost its connection, and what a disk that cannot take it lacks."""
     try:
         yield
     except OSError as error:
+        cache, left = Path(constants.HF_HUB_CACHE), meter.total - meter.done
         if is_full(error):
-            cache = Path(constants.HF_HUB_CACHE)
             raise UserError(
-                f"{name} needs {in_bytes(_missing_bytes(name, files))} more on the disk of the model cache, and "
+                f"{name} needs {in_bytes(left)} more on the disk of the model cache, and "
                 f"{in_bytes(free_space(cache))} are free; free some space, or set HF_HOME to a larger disk."
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(
                 f"The model cache cannot be written ({error.strerror}); set HF_HOME to a folder of yours."
             ) from None
-        raise
+        if isinstance(error, (HfHubHTTPError, LocalEntryNotFoundError)) or error.errno is not None:
+            raise
+        raise _lost(name, meter) from None  # fewer or more bytes than the Hub had said
+    except Exception as error:
+        if not transport_error(error):
+            raise
+        raise _lost(name, meter) from None
+
+
+def _lost(name: str, meter: Meter) -> UserError:
+    return UserError(
+        f"The connection to the Hub was lost at {in_bytes(meter.done)} of {in_bytes(meter.total)} of {name}; the files "
+        "that came whole are kept: try again."
+    )
 
 
 def _check_folder(folder: Path, name: str) -> Path:
@@ -235,143 +260,6 @@ def _is_whole(folder: Path) -> bool:
         return True
     except (OSError, ValueError, KeyError, AttributeError):
         return False
-
-
-AT_ONCE = 4
-ATTEMPTS = 5
-"""So many times in a row may a connection break without a byte having come."""
-PASSING = {408, 429, 500, 502, 503, 504}
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a repository; `blob` is the name of its content in the cache."""
-
-    name: str
-    size: int
-    blob: str
-
-
-def blob_path(repo: str, file: RemoteFile) -> Path:
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs" / file.blob
-
-
-def bytes_here(repo: str, file: RemoteFile) -> int:
-    """How much of a file the cache holds, finished or not."""
-    for path in (blob_path(repo, file), _partial(blob_path(repo, file))):
-        if path.exists():
-            return min(path.stat().st_size, file.size)
-    return 0
-
-
-def download(repo: str, commit: str, files: Sequence[RemoteFile], meter: Meter, stop: Stop) -> None:
-    """Fetch what the cache lacks of `files`, several at once. `meter` counts all of them, with what is there already.
-
-    Raises Cancelled within a tenth of a second of `stop`, an HfHubHTTPError or a transport error of the HTTP library
-    when the Hub refuses or is lost, and OSError when the disk does not take it.
-    """
-    meter.add(sum(bytes_here(repo, file) for file in files))
-    missing = [file for file in files if not blob_path(repo, file).exists()]
-    over = Event()
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="download")
-    pending = {pool.submit(_download_file, repo, commit, file, meter, over) for file in missing}
-    try:
-        while pending:
-            done, pending = wait(pending, 0.1, FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            if stop():
-                raise Cancelled
-    finally:
-        over.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _partial(blob: Path) -> Path:
-    return blob.with_name(blob.name + ".incomplete")
-
-
-def _download_file(repo: str, commit: str, file: RemoteFile, meter: Meter, over: Event) -> None:
-    blob = blob_path(repo, file)
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        held.enter_context(_locked(blob, over))
-        if blob.exists():  # another process was faster
-            return
-        url = hf_hub_url(repo, file.name, revision=commit, endpoint=constants.ENDPOINT)
-        with _partial(blob).open("ab") as part:
-            _complete(part, url, file.size, meter, over)
-        _partial(blob).replace(blob)
-
-
-def _locked(blob: Path, over: Event) -> ExitStack:
-    """The lock that the Hub's client takes for this blob, as something to leave."""
-    lock = Path(constants.HF_HUB_CACHE) / ".locks" / blob.parent.parent.name / f"{blob.name}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    held = ExitStack()
-    while not over.is_set():
-        try:
-            held.enter_context(WeakFileLock(lock, timeout=0.2))
-            return held
-        except Timeout:
-            continue
-    raise Cancelled
-
-
-def _complete(part: BinaryIO, url: str, size: int, meter: Meter, over: Event) -> None:
-    """Append to `part` until it holds `size` bytes; a connection that breaks is taken up again where it broke."""
-    failures = 0
-    while (have := part.tell()) != size:
-        try:
-            for piece in _pieces(url, part, meter):
-                if over.is_set():
-                    raise Cancelled
-                part.write(piece)
-                meter.add(len(piece))
-            problem: Exception = ConnectionError(f"the Hub sent {part.tell()} of {size} bytes")
-        except Exception as error:
-            if not _passing(error):
-                raise
-            problem = error
-        if part.tell() > size:  # not the file it was said to be
-            _restart(part, meter)
-        failures = 0 if part.tell() > have else failures + 1
-        if failures >= ATTEMPTS:
-            raise problem
-        if part.tell() != size and _pause(over, min(2**failures, 8) / 2):
-            raise Cancelled
-
-
-def _pause(over: Event, seconds: float) -> bool:
-    return over.wait(seconds)
-
-
-def _restart(part: BinaryIO, meter: Meter) -> None:
-    meter.add(-part.tell())
-    part.seek(0)
-    part.truncate()
-
-
-def _pieces(url: str, part: BinaryIO, meter: Meter) -> Iterator[bytes]:
-    """The rest of a file as it comes from the network."""
-    have = part.tell()
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    with get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
-        if response.status_code >= 400:
-            response.read()
-            hf_raise_for_status(response)
-        if have and response.status_code != 206:  # it sends the whole file again
-            _restart(part, meter)
-        yield from response.iter_bytes()
-
-
-def _passing(error: Exception) -> bool:
-    """Whether trying again may help."""
-    if isinstance(error, HfHubHTTPError):
-        return getattr(error.response, "status_code", None) in PASSING
-    return isinstance(error, ConnectionError) or transport_error(error)
 
 
 def transport_error(error: BaseException) -> bool:

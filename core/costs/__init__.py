@@ -6,11 +6,12 @@ What it costs to check n tokens in one pass, in words.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ CHAIN = 3
 
 @dataclass(frozen=True)
 class CostTable:
-    """Measured seconds of a pass over n tokens, interpolated between the measured n and continued linearly.
+    """Measured seconds of a pass over n tokens, interpolated between the measured n. Past the last of them it climbs as
+    steeply as its last part does, measured lengths from half of the last on; it never falls, nor below what was
+    measured of fewer tokens: a line through the last two may, where they are neighbours and one was disturbed.
 
     `following`, of a draft: seconds of a pass over one token right behind another of its own.
     """
@@ -45,15 +48,30 @@ class CostTable:
     following: float | None = None
 
     def __call__(self, n: int) -> float:
-        known = sorted(self.seconds)
         if n in self.seconds:
             return self.seconds[n]
+        known = self._known
+        if n > known[-1]:
+            return max(self.seconds.values()) + self._climb * (n - known[-1])
         if len(known) == 1:
             return self.seconds[known[0]]
-        right = min(max(bisect_left(known, n), 1), len(known) - 1)
+        right = max(bisect_left(known, n), 1)
         low, high = known[right - 1], known[right]
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         return self.seconds[low] + slope * (n - low)
+
+    @cached_property
+    def _known(self) -> list[int]:
+        return sorted(self.seconds)
+
+    @cached_property
+    def _climb(self) -> float:
+        """Seconds of each token more, past the last measured."""
+        known = self._known
+        part = known[max(0, bisect_right(known, known[-1] // 2) - 1) :]
+        if len(part) == 1:
+            return 0.0
+        return max(0.0, linear_regression(part, [self.seconds[n] for n in part]).slope)
 
     def __or__(self, other: CostTable) -> CostTable:
         """With the lengths of another table; `following` stays."""

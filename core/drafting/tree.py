@@ -159,7 +159,8 @@ class AdaptiveShape:
         self._accepted = [share * self.PRIOR_WEIGHT for share in self.PRIOR]
         self._judged = [self.PRIOR_WEIGHT] * len(self.PRIOR)
         # Sorted, a shape comes after the one it grows from by a level; () is where all begin: a plain step.
-        self._shapes = sorted({w[:depth] for w in self.WIDTHS for depth in range(len(w) + 1)})
+        grown = {w[:depth] for w in self.WIDTHS for depth in range(len(w) + 1)}
+        self._shapes = sorted(shape for shape in grown if count_nodes(shape) <= MOST_NODES)
         at = {shape: i for i, shape in enumerate(self._shapes)}
         self._growth = [(at[s[:-1]], s[-1], costs.tree(s)) for s in self._shapes[1:]]
         self._shape: Shape = ()

@@ -17,7 +17,8 @@ from core.costs import (
     time_passes,
     time_rounds,
 )
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import RoundCosts, count_nodes
+from core.drafting.tree import MOST_NODES, AdaptiveShape
 
 COLD = 100.0
 """What a pass costs more where the other model's pass came before it."""
@@ -156,6 +157,26 @@ def test_steps_are_measured_where_the_cost_climbs(pair, alone, monkeypatch):
 
 def test_nothing_more_is_measured_of_a_flat_curve():
     assert between_jumps(CostTable({n: 1 + 0.001 * n for n in MEASURED_LENGTHS}))[0] == ()
+
+
+@pytest.mark.parametrize("last", [0.98, 1.0, 1.05, 1.3])
+def test_past_the_last_length_no_pass_costs_less_than_one_over_fewer_tokens(last):
+    """Neighbours of which one was disturbed say nothing of a hundred tokens: neither less than nothing nor minutes."""
+    table = CostTable({1: 1.0, 16: 1.0, 17: last})
+    tail = [table(n) for n in range(16, 200)]
+    assert tail[2:] == sorted(tail[2:]) and min(tail[2:]) >= max(table.seconds.values())
+    assert table(113) < 3
+
+
+def test_a_pass_over_many_tokens_costs_what_the_last_part_of_the_table_says():
+    """Up to 17 rows a pass is nearly free, as memory allows, and then each costs as much: the late slope goes on."""
+    table = CostTable({n: max(1.0, 0.1 * n) for n in (1, 2, 4, 6, 9, 17, 33, 65)})
+    assert table(129) == pytest.approx(12.9)
+
+
+def test_no_tree_that_is_chosen_is_larger_than_a_pass_takes():
+    shapes = AdaptiveShape(RoundCosts(lambda n: 1.0, lambda n: 0.0))._shapes
+    assert max(map(count_nodes, shapes)) <= MOST_NODES
 
 
 def test_between_measured_lengths_a_straight_line():

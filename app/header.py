@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from core.drafting.methods import METHODS
 from core.progress import in_bytes
-from core.settings import NEEDS_HEAD, POCKET_NAME, SMOLLM2_NAME, Settings
+from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 
@@ -68,7 +69,7 @@ def pair_name(environment: dict[str, Any]) -> str:
 
 def with_head(pair: str, environment: dict[str, Any], method: str) -> str:
     """The name of a pair with the trained head, where the method is one that it drafts in."""
-    head = environment.get("head") if method in NEEDS_HEAD else None
+    head = environment.get("head") if METHODS[method].network == "head" else None
     return f"{pair} + head {_count(head['parameters'])}" if head else pair
 
 
@@ -86,9 +87,10 @@ def _precision(model: dict[str, Any]) -> str:
 
 
 def speculation(settings: Settings) -> str:
-    if settings.method == "plain":
+    method = METHODS[settings.method]
+    if not method.drafts:
         return "speculation off"
-    if settings.method == "tree":  # which has a shape in place of a length
+    if not method.heeds("draft_length"):  # a tree, which has a shape in place of a length
         return "speculation on, drafts in a tree"
     return f"speculation on, draft length {settings.draft_length}"
 

@@ -21,8 +21,6 @@ the models."""
 PAIR_CONTROLS = tuple(name for name in CONTROLS if ON_PAGE[name].of_models)
 """Those of them that decide which models are loaded."""
 NAMED = ("target", "draft", "revision")
-HAS_LENGTH = ("draft", "head", "head-tree", "ngram", "ngram+draft", "early-exit")
-"""Methods that the draft length means something to."""
 MOST_NEW_TOKENS = SPECS["max_new_tokens"].most_on_page or 0
 
 

@@ -23,8 +23,9 @@ import torch
 
 from core.decoding import speculative
 from core.drafting import Drafter
-from core.drafting.build import as_recorded, build_drafter, settle_method
-from core.drafting.length import Fixed
+from core.drafting.build import build_drafter, settle_method
+from core.drafting.length import Fixed, Recorded
+from core.drafting.methods import METHODS
 from core.errors import UserError, out_of_memory, release_memory
 from core.loading.geometry import describe_geometry
 from core.loading.head import Head
@@ -130,10 +131,11 @@ def open_lane(
     with ExitStack() as resources:
         room = len(prompt_ids) + settings.max_new_tokens + MOST_DRAFTED
         target = resources.enter_context(pair.target.lease(room))
-        if settings.method != "plain":
+        if METHODS[settings.method].drafts:
             drafter, length = build_drafter(pair, target, settings, resources, room)
             if recorded is not None:
-                length = as_recorded(drafter, recorded)
+                length = Recorded(recorded)
+                drafter.repeat(length)
             run.environment["drafter"] = describe_drafter(drafter, pair.translation is not None)
         rounds = speculative(target, drafter, run, length=length, stop_ids=stop_ids, stop=stop, tops=tops)
         return Lane(run, pair, rounds, text, resources.pop_all())

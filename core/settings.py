@@ -1,7 +1,8 @@
 """Every setting, once: its type, default, limits and words.
 
 The flags of the command line, the functions for programs, the page's controls, links and "copy as command" all follow
-from here. A new setting is a field of `Settings`, a new method or precision an entry of its table.
+from here. A new setting is a field of `Settings`, a new precision an entry of its table, a new method one of
+`core.drafting.methods`.
 """
 
 from __future__ import annotations
@@ -11,34 +12,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from core.drafting.methods import METHODS
 from core.errors import UserError
 
 POCKET_NAME = "pocket"
 """The name of the bundled pair, whose settings name no target."""
 SMOLLM2_NAME = "smollm2"
 """The name of SmolLM2-135M-Instruct wherever its weights are found (core/loading/pair.py)."""
-HEAD = "EAGLE-3 head"
-"""What an inspected draft's `model_type` is where it is a trained head of the target."""
-MTP = "MTP layer"
-"""The same, where it is the layer for predicting several tokens that the target itself comes with."""
-NO_TREE = "an MTP layer drafts chains, and no trees"
-NEEDS_HEAD = ("head", "head-tree")
-"""Methods that draft with a trained head."""
 LONGEST_DRAFT = 64
 """Tokens of a draft at most: more never pay."""
 
-Method = str
-METHODS: dict[Method, tuple[str, str]] = {
-    "plain": ("Plain only", "No speculation: one token per pass."),
-    "draft": ("Draft model", "A small model proposes, the target checks."),
-    "head": ("Trained head", "One extra layer, trained on what the target computes, proposes."),
-    "head-tree": ("Trained head, tree", "The same layer proposes its likeliest continuations, checked in one pass."),
-    "ngram": ("N-gram", "Proposes what followed the same words before; no second model."),
-    "ngram+draft": ("N-gram, then draft", "Repeats where the text repeats, else asks the small model."),
-    "early-exit": ("Early exit", "The target's own first layers propose."),
-    "tree": ("Tree", "Proposes several continuations at once, checked in one pass."),
-}
-"""Who drafts: a name, and a sentence on it."""
 PRECISIONS = {
     "auto": "auto",
     "nf4": "NF4 (4 bits)",
@@ -183,7 +166,7 @@ class Settings:
         ),
     ] = None
     method: Annotated[
-        Method,
+        str,
         Spec(
             "Method",
             "Who guesses the next tokens. Whatever the method, the target has the last word on every token. A trained "

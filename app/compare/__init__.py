@@ -38,6 +38,7 @@ from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
 from app.sidebar.picker import OTHER, Choice
 from app.tokens import Window, encode, stream
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.progress import never
 from core.records import SCHEMA
@@ -46,8 +47,6 @@ from core.settings import Settings
 from core.text import Prompt
 
 ONE_PROMPT, ALL = "this prompt", "all"
-STARTING_METHODS = ("draft", "head", "ngram", "early-exit", "plain", "tree", "ngram+draft", "head-tree")
-"""Methods that the lanes start with, in this order, as far as the pair can use them."""
 PUBLIC_TOTAL = 16_384
 """New tokens that a stranger's comparison may write, all lanes and prompts together."""
 PLOTS = ("speed", "positions", "weights")
@@ -293,7 +292,8 @@ class Compare:
 
     def _starting_methods(self) -> list[str]:
         reasons = self.engine.methods(self.engine.load(self.engine.settings))
-        return [method for method in STARTING_METHODS if reasons.get(method, "") is None]
+        usable = [method for name, method in METHODS.items() if reasons.get(name, "") is None]
+        return [method.name for method in sorted(usable, key=lambda each: (not each.simple, not each.drafts))]
 
 
 def _settings_of(lane: Settings | ServerContender) -> Settings:

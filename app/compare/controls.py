@@ -10,10 +10,10 @@ import gradio as gr
 from app.compare.lanes import ADDRESS, MOST, SAME, SERVER, SIDEBAR, needed, short_precision
 from app.insides import QUIET, html_block
 from app.parts import chooser, selectors
-from app.settings import HAS_LENGTH
 from app.sidebar import control
 from app.sidebar.picker import Choice
-from core.settings import METHODS, PRECISIONS, SPECS, Settings
+from core.drafting.methods import METHODS
+from core.settings import PRECISIONS, SPECS, Settings
 
 MARKS = "●◆■▲"
 """Of each lane, here, in its pane and in the charts."""
@@ -89,7 +89,7 @@ def _of_lane(number: int, pairs: Sequence[tuple[str, str]], method: str) -> tupl
         "method",
         "method",
         "Who guesses the next tokens in this lane.",
-        [(names[0], name) for name, names in METHODS.items()],
+        [(method.label, name) for name, method in METHODS.items()],
         method,
     )
     length = choice(
@@ -98,9 +98,9 @@ def _of_lane(number: int, pairs: Sequence[tuple[str, str]], method: str) -> tupl
         "How many tokens this lane proposes before the target checks them.",
         [*usual, ("auto", "auto"), *((str(n), n) for n in lengths)],
         usual[0][1],
-        visible=method in HAS_LENGTH,
+        visible=METHODS[method].heeds("draft_length"),
     )
     shown = lambda pair, method: [gr.update(visible=each) for each in needed(pair, method)]  # noqa: E731
     pair.change(shown, [pair, chosen], [target, draft, server, model, precision, chosen, length], **QUIET)
-    chosen.change(lambda method: gr.update(visible=method in HAS_LENGTH), chosen, length, **QUIET)
+    chosen.change(lambda method: gr.update(visible=METHODS[method].heeds("draft_length")), chosen, length, **QUIET)
     return pair, target, draft, precision, chosen, length, server, model

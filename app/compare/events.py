@@ -19,8 +19,9 @@ from app.header import pair_name, short_pair, with_head
 from app.playground.race import end_event, run_head
 from app.serving import TOPS, Engine
 from app.serving.turns import Event, Stop, fetching, loading
+from core.drafting.methods import METHODS
 from core.errors import Cancelled, UserError
-from core.measuring.comparison import NEEDS_DRAFT, Contender, Heat, counted, heats, row
+from core.measuring.comparison import Contender, Heat, counted, heats, row
 from core.records import Round, Run, Settings
 from core.servers import ServerRun
 from core.text import Prompt
@@ -98,7 +99,7 @@ def described(contender: Contender) -> str:
     if run is None:
         return short_pair(contender.settings)
     method, target = run.settings.method, run.environment["target"]
-    draft = run.environment.get("draft") if method in NEEDS_DRAFT else None
+    draft = run.environment.get("draft") if METHODS[method].network == "draft" else None
     pair = with_head(pair_name({"target": target, "draft": draft}), run.environment, method)
     return f"{pair}, {short_precision(target['precision'])}"
 
@@ -167,7 +168,7 @@ def compare(engine: Engine, comparison: Comparison, stop: Stop) -> Generator[Eve
 
 def _run_heat(engine: Engine, comparison: Comparison, heat: Heat, stop: Stop) -> Iterator[Event]:
     pairs: dict[int, Any] = {}
-    for contender in sorted(heat.contenders, key=lambda each: (each.added, each.settings.method not in NEEDS_DRAFT)):
+    for contender in sorted(heat.contenders, key=lambda each: (each.added, not _needs_draft(each.settings))):
         if stop() or not _asked(heat):
             return
         try:
@@ -217,14 +218,19 @@ def _pair_for(
     draft = (settings.draft, settings.draft_precision)
     for other in heat.contenders:
         same_draft = (other.settings.draft, other.settings.draft_precision) == draft
-        if other.number in pairs and (same_draft or settings.method not in NEEDS_DRAFT):
+        if other.number in pairs and (same_draft or not _needs_draft(settings)):
             return pairs[other.number]
     return (yield from loading(engine, _to_load(engine, settings), stop))
 
 
+def _needs_draft(settings: Settings) -> bool:
+    """Whether a lane reads the weights of a second model."""
+    return METHODS[settings.method].network == "draft"
+
+
 def _to_load(engine: Engine, settings: Settings) -> Settings:
     """What to load for a lane of its own: of a target that needs no second model that alone, unless it is there."""
-    if settings.method in NEEDS_DRAFT or settings.target is None or engine.is_loaded(settings):
+    if _needs_draft(settings) or settings.target is None or engine.is_loaded(settings):
         return settings
     return replace(settings, draft=None)
 

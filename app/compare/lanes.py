@@ -7,10 +7,11 @@ from typing import Any
 
 from app.compare.servers import ServerContender, asked_server
 from app.header import short_name, short_pair
-from app.settings import HAS_LENGTH, settings_from
+from app.settings import settings_from
 from app.sidebar.picker import OTHER
+from core.drafting.methods import METHODS
 from core.errors import UserError
-from core.settings import METHODS, POCKET_NAME, PRECISIONS, Settings
+from core.settings import POCKET_NAME, PRECISIONS, Settings
 
 FEWEST, MOST = 2, 4
 KEYS = (
@@ -95,19 +96,19 @@ def chosen_lanes(values: Sequence[Any]) -> list[dict[str, Any]]:
 def needed(pair: str, method: str) -> list[bool]:
     """Which controls a lane needs besides its pair: target, draft, server, model, precision, method, draft length."""
     ours = pair != SERVER
-    return [pair == OTHER] * 2 + [not ours] * 2 + [ours, ours, ours and method in HAS_LENGTH]
+    return [pair == OTHER] * 2 + [not ours] * 2 + [ours, ours, ours and METHODS[method].heeds("draft_length")]
 
 
 def lane_names(lanes: Sequence[Settings]) -> list[tuple[str, str]]:
     """What sets each lane apart from the others: its method, with the draft length where lengths differ; and its
     models with their precision, as far as they differ."""
-    lengths = {each.draft_length for each in lanes if each.method != "plain"}
+    lengths = {each.draft_length for each in lanes if METHODS[each.method].drafts}
     pairs = {(each.target, each.draft) for each in lanes}
     precisions = {each.precision for each in lanes}
     names = []
     for each in lanes:
-        name = METHODS[each.method][0]
-        if each.method not in ("plain", "tree") and len(lengths) > 1:
+        name = METHODS[each.method].label
+        if METHODS[each.method].heeds("draft_length") and len(lengths) > 1:
             name += f", length {each.draft_length}"
         models = [short_pair(each)] if len(pairs) > 1 else []
         if len(precisions) > 1:

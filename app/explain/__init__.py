@@ -28,13 +28,13 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, prompt_text, settings_from
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.explaining import trace_round
 from core.explaining.lossless import Progress
 from core.explaining.traffic import run_traffic
 from core.progress import never
 from core.records import Run, Settings
-from core.settings import METHODS
 
 KINDS = {
     "law": "Sampling: the same law",
@@ -343,7 +343,7 @@ def _label(entry: Entry, lane: int) -> str:
     words = " ".join(str(head["prompt"]).split())
     short = words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…"
     heat = "greedy" if not settings["temperature"] else f"temperature {settings['temperature']:g}"
-    return f"{entry.number} · {METHODS[settings['method']][0]} · {heat} · {short}"
+    return f"{entry.number} · {METHODS[settings['method']].label} · {heat} · {short}"
 
 
 def _find(visit: Visit, chosen: str | None) -> tuple[Run, Run | None]:

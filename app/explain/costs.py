@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from app.tokens.markup import milliseconds, paragraph, plural, size, table
+from core.drafting.methods import METHODS
 from core.explaining.traffic import (
     Costs,
     Traffic,
@@ -54,7 +55,7 @@ def _yield(run: Run) -> str:
         ["the formula, α = " + f"{alpha:.3f}", f"{predicted:.2f}"],
         ["what happened", f"<b>{metrics.tokens_per_round:.2f}</b>"],
     ]
-    tree = run.settings.method == "tree"
+    tree = METHODS[run.settings.method].tree
     said = (
         "In a tree every level has several chances, so the formula for a chain stays below what happens."
         if tree

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from html import escape
 
 from app.tokens.markup import chip, milliseconds, paragraph, plural, probability, quoted, shape, table, token_chip
+from core.drafting.methods import METHODS, MTP
 from core.explaining import RoundTrace, TracedTensor, drafted_by_model
 from core.explaining.traffic import cost_table
 from core.loading.geometry import Geometry
 from core.records import Candidate, Round, Run, Token, depths
-from core.settings import MTP, NEEDS_HEAD
 
 ROOM = 9
 """Columns that fit beside the text."""
@@ -172,24 +172,24 @@ def _why_nothing(run: Run, trace: RoundTrace) -> str:
         return "This run decoded plainly: no drafts. Choose another method in the sidebar to see speculation."
     if left <= 1:
         return "One token was left to write, and the target's own pass gives one: a draft could not have been used."
-    if run.settings.method.startswith("ngram"):
+    if METHODS[run.settings.method].ngram:
         return "The last words had not occurred before, so there was nothing to copy. The round was a plain step."
     return "The draft length was 0: with the acceptance so far and the costs measured here, a plain step promised more."
 
 
 def _who_drafted(run: Run, round_: Round, k: int, levels: int, time: str) -> str:
-    method, tokens = run.settings.method, plural(k, "token")
+    method, tokens = METHODS[run.settings.method], plural(k, "token")
     if not drafted_by_model(run, round_):
         return (
             f"No model was asked: {tokens} had followed the same words earlier in the text. Looking that up took "
             f"{time}."
         )
-    if method == "early-exit":
+    if method.network == "target":
         layers = (run.environment.get("drafter") or {}).get("exit_layer")
         total = run.environment["target"].get("layers")
         some = f"first {layers} of {total} layers" if layers else "first layers"
         return f"The target's own {some}, with its final norm and head, guessed {tokens} one by one, in {time}."
-    if method in NEEDS_HEAD:
+    if method.network == "head":
         head = run.environment.get("head") or {}
         layers = ", ".join(map(str, head.get("layers") or []))
         first = f"read what had entered the target's layers {layers} for the newest tokens" if layers else "read on"
@@ -198,12 +198,12 @@ def _who_drafted(run: Run, round_: Round, k: int, levels: int, time: str) -> str
                 f"The target's own MTP layer read what had left the last one for the newest tokens and guessed "
                 f"{tokens} one by one, in {time}."
             )
-        grown = "one by one" if method == "head" else f"as a tree, in {plural(levels, 'pass', 'passes')}"
+        grown = f"as a tree, in {plural(levels, 'pass', 'passes')}" if method.tree else "one by one"
         return f"The trained head {first} and guessed {tokens} {grown}, in {time}."
     draft = run.environment.get("draft") or {}
     name = f"<b>{escape(str(draft.get('name', 'the draft model')))}</b>"
     passes = plural(levels, "pass", "passes")
-    if method == "tree":
+    if method.tree:
         return f"{name} grew a tree of {tokens} in {passes}, one for each level, in {time}."
     grown = "one pass" if k == 1 else f"one after the other, {passes}"
     return f"{name} guessed {tokens}, {grown}, in {time}. It has to be right often, and much cheaper than the target."
@@ -220,7 +220,7 @@ def _guess(token: Token, by_model: bool | None) -> str:
 
 def _draft_shapes(run: Run, trace: RoundTrace, levels: int) -> str:
     round_ = run.rounds[trace.index]
-    model = run.environment.get("target" if run.settings.method == "early-exit" else "draft") or {}
+    model = run.environment.get("target" if METHODS[run.settings.method].network == "target" else "draft") or {}
     geometry = Geometry.of(model.get("geometry"))
     if geometry is None:
         return ""

@@ -11,10 +11,10 @@ from typing import Any
 
 from app.explain.one_pass import cache_bars, draft_step, mask_figure, of_trace, pass_step, rows_step, shapes, triangle
 from app.tokens.markup import HIDDEN, chip, named, paragraph, plural, probability, table, token_chip
+from core.drafting.methods import METHODS
 from core.explaining import RoundTrace, drafted_by_model, trace_round
 from core.loading.geometry import Geometry
 from core.records import Round, Run, Token
-from core.settings import NEEDS_HEAD
 
 CONTEXT, LINES = 160, 4
 """Characters and lines of text shown before the round, at most."""
@@ -298,10 +298,10 @@ def _kept_shapes(trace: RoundTrace) -> str:
 
 
 def _about_the_drafts_cache(run: Run, trace: RoundTrace) -> str:
-    draft, method = trace.draft_cache, run.settings.method
+    draft, method = trace.draft_cache, METHODS[run.settings.method]
     if draft is not None:
         behind = trace.target_cache.after - draft.after
-        if method == "tree":
+        if method.tree:
             return "The draft's cache is cut back to the text before the round: its tree is fed anew where it stands."
         if behind > 0:
             return (
@@ -309,14 +309,14 @@ def _about_the_drafts_cache(run: Run, trace: RoundTrace) -> str:
                 "cache and will be fed them with the next round."
             )
         return "Both caches end at the same token."
-    if method == "early-exit":
+    if method.network == "target":
         return "The first layers write into the target's own cache: there is no second one."
-    if method in NEEDS_HEAD:
+    if method.network == "head":
         return (
             "The head keeps a row of its own for every token but the first, made from the target's hidden states; the "
             "rows it made from its own guesses are dropped after the round."
         )
-    if method in ("ngram", "plain"):
+    if method.network is None:
         return "There is no draft model, so there is no second cache."
     if (run.environment.get("drafter") or {}).get("translated"):
         return "The draft reads the text in tokens of its own, so its cache has a length of its own."

@@ -15,12 +15,11 @@ from app.history.run_file import open_file
 from app.insides import NEWEST, PRIVATE, QUIET, scripted, sent_by, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
-from app.settings import HAS_LENGTH
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.servers import load_document
-from core.settings import METHODS
 
 LONGEST_LABEL = 80
 SETTINGS = {
@@ -36,12 +35,6 @@ SETTINGS = {
     "New tokens": "max_new_tokens",
 }
 """Settings that are put beside each other, in the order of the sidebar."""
-ONLY_FOR = {
-    "tree": ("tree",),
-    "exit_layer": ("early-exit",),
-    "draft_length": HAS_LENGTH,
-}
-"""Settings that mean something to some methods alone."""
 NONE = "–"
 
 Head = dict[str, Any]
@@ -146,8 +139,8 @@ def _own_row(entry: Entry) -> dict[str, Any]:
         "first": shown[0],
         "others": len(lanes(entry)) + len(server_lanes(entry)) - bool(drafting) - bool(plain),
         "pair": pair_name(shown[0]["environment"]),
-        "method": METHODS[settings["method"]][0],
-        "draft_length": settings["draft_length"] if settings["method"] in ONLY_FOR["draft_length"] else None,
+        "method": METHODS[settings["method"]].label,
+        "draft_length": settings["draft_length"] if METHODS[settings["method"]].heeds("draft_length") else None,
         "speculative": speed(drafting[0]) if drafting else None,
         "plain": speed(plain) if plain else None,
         "speedup": _ratio(speed(drafting[0]), speed(plain)) if drafting and plain else None,
@@ -252,10 +245,10 @@ def _settings(lane: list[Head]) -> dict[str, str]:
 
 def _setting(key: str, settings: dict[str, Any]) -> str:
     value = settings[key]
-    if settings["method"] not in ONLY_FOR.get(key, (settings["method"],)):
+    if not METHODS[settings["method"]].heeds(key):
         return NONE
     if key == "method":
-        return METHODS[value][0]
+        return METHODS[value].label
     return f"{value:g}" if isinstance(value, float) else "auto" if value is None else str(value)
 
 

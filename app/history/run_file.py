@@ -12,12 +12,13 @@ from pydantic_core import from_json
 
 from app.history.parts import MOST_IDS, Chance, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
 from app.history.server_file import LoadFile, ServerRunFile
+from core.drafting.methods import HEAD
 from core.errors import UserError
 from core.records import SCHEMA, Run, run_from_dict
 from core.servers.load import Load
 from core.servers.records import ServerRun, server_run_from_dict
 from core.servers.report import load_from_document
-from core.settings import HEAD, SPECS
+from core.settings import SPECS
 
 LONGEST_FILE = 16_000_000
 """Characters; a race of two lanes with 4,096 tokens each takes about six million."""

@@ -20,6 +20,7 @@ from app.serving.visit import Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar.picker import Choice
 from app.tokens import stream, token_stream
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.records import SCHEMA, Run
 from core.text import Prompt, read_prompts
@@ -108,7 +109,9 @@ class Playground:
             chat: self._chips(chip_prompts(chat), chat == self.engine.chat, prompt, note, controls["temperature"])
             for chat in (self.engine.chat, not self.engine.chat)
         }
-        race = token_stream(elem_id="race", label="Events", method=self.engine.settings.method)
+        drafters = {name: {"guesser": each.guesser, "tree": each.tree} for name, each in METHODS.items() if each.drafts}
+        method = self.engine.settings.method
+        race = token_stream(elem_id="race", label="Events", method=method, drafters=drafters)
         document = gr.JSON(label="Documents", visible=False)
         self.finished = gr.on(
             [run.click],

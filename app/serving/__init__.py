@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core.errors import Cancelled, UserError
 from core.progress import Progress, Stop, never, silent
 from core.records import Round, Run
-from core.settings import METHODS, POCKET_NAME, SMOLLM2_NAME, Settings
+from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,8 +242,7 @@ class Engine:
         """Each method, with the reason why this pair cannot use it (None: it can)."""
         from core.drafting.build import available
 
-        reasons = available(pair)
-        return {m: reasons.get(m) for m in METHODS if m in reasons or m == "plain"}
+        return available(pair)
 
     def open_lane(self, pair: Any, prompt: str, settings: Settings, stop: Stop, tops: int = TOPS) -> Any:
         from core.lanes import open_lane

@@ -11,7 +11,8 @@ import gradio as gr
 
 from app.insides import QUIET, html_block
 from app.settings import CONTROLS, MOST_NEW_TOKENS, start_of
-from core.settings import METHODS, SPECS, Settings
+from core.drafting.methods import METHODS
+from core.settings import SPECS, Settings
 
 ROWS = (
     ("tree",),
@@ -38,8 +39,8 @@ def sidebar(
     pair cannot use it (None: it can), `layers` how many the target has, `chat` whether it takes a system prompt."""
     own: dict[str, dict[str, Any]] = {
         "max_new_tokens": {"most": most},
-        "tree": {"visible": settings.method == "tree"},
-        "exit_layer": {"visible": settings.method == "early-exit", "most": layers - 1},
+        "tree": {"visible": METHODS[settings.method].heeds("tree")},
+        "exit_layer": {"visible": METHODS[settings.method].heeds("exit_layer"), "most": layers - 1},
         "chat": {"visible": chat},
         "system": {"visible": chat},
     }
@@ -58,7 +59,7 @@ def sidebar(
         controls["unloaded"] = html_block(elem_id="unloaded")
         html_block(_HELP, elem_id="help")
     controls["method"].change(
-        lambda chosen: (gr.update(visible=chosen == "tree"), gr.update(visible=chosen == "early-exit")),
+        lambda chosen: [gr.update(visible=METHODS[chosen].heeds(name)) for name in ("tree", "exit_layer")],
         controls["method"],
         [controls["tree"], controls["exit_layer"]],
         **QUIET,
@@ -116,7 +117,7 @@ def replaced(reasons: dict[str, str | None], method: str) -> str:
     if method in order:
         return ""
     why = reasons.get(method) or "this pair cannot use it"
-    return f"Method changed to {METHODS[order[0]][0]}; not {METHODS[method][0]}: {why}."
+    return f"Method changed to {METHODS[order[0]].label}; not {METHODS[method].label}: {why}."
 
 
 def _numbers(most: int) -> list[tuple[str, str | int]]:
@@ -129,7 +130,7 @@ def _usable(reasons: dict[str, str | None]) -> list[str]:
 
 
 def _choices(methods: Sequence[str]) -> list[tuple[str, str]]:
-    return [("\n".join(METHODS[m]), m) for m in methods]
+    return [(f"{METHODS[m].label}\n{METHODS[m].help}", m) for m in methods]
 
 
 def _methods(chosen: str, reasons: dict[str, str | None]) -> gr.Radio:
@@ -149,7 +150,7 @@ def _refusals(reasons: dict[str, str | None]) -> str:
     refused: dict[str, list[str]] = {}
     for method, reason in reasons.items():
         if reason is not None:
-            refused.setdefault(reason, []).append(METHODS[method][0])
+            refused.setdefault(reason, []).append(METHODS[method].label)
     lines = "\n".join(f"**{'; '.join(names)}**: {reason}  " for reason, names in refused.items())
     return f"Not with this pair\n\n{lines}" if refused else ""
 

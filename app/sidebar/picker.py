@@ -20,11 +20,12 @@ from app.serving.visit import Visit
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair, replaced
 from app.sidebar.card import card_html, outlook_html, trouble_html, waiting_html
+from core.drafting.methods import HEAD, HEADS, METHODS, Means, method_of
 from core.errors import UserError
 from core.inspecting.acceptance import Acceptance
 from core.inspecting.catalogue import Found
 from core.progress import in_bytes, never
-from core.settings import HEAD, MTP, NO_TREE, POCKET_NAME, Settings
+from core.settings import POCKET_NAME, Settings
 
 OTHER = "other…"
 NO_GPU = ""
@@ -84,21 +85,12 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     if likeness.get("same") is False and not likeness.get("usable", True):
         no_draft = "its draft does not fit the target"
     kind = (found["draft"] or {}).get("model_type")
-    head = kind in (HEAD, MTP)
+    head = kind in HEADS
     no_head = "no trained head of the target is named"
     if head:
-        no_head, no_draft = no_draft, "the draft is a trained head, whose method is Trained head"
-    other = "a tree needs a draft with the target's own tokens" if likeness.get("same") is False else None
-    return {
-        "plain": None,
-        "draft": no_draft,
-        "ngram": None,
-        "ngram+draft": no_draft,
-        "early-exit": None if found["target"]["layers"] >= 2 else "the target has a single layer",
-        "tree": no_draft or other,
-        "head": no_head,
-        "head-tree": NO_TREE if kind == MTP else no_head,
-    }
+        no_head, no_draft = no_draft, f"the draft is a trained head, whose method is {method_of(kind).label}"
+    alike = likeness.get("same") is not False
+    return Means(no_draft, no_head, kind if head else HEAD, found["target"]["layers"], alike).reasons()
 
 
 class Picker:
@@ -289,8 +281,6 @@ def _said(text: str) -> str:
     return f'<p role="status">{escape(text)}</p>'
 
 
-JUDGED_BY_A_DRAFT = ("draft", "head")
-"""Methods whose acceptance rate tells of the pair, and not of the text's repetitions."""
 LEAST_JUDGED = 64
 """Drafted tokens; a share of fewer says little of the pair."""
 HERE = "here, in your latest runs of this pair"
@@ -315,4 +305,7 @@ def measured_acceptance(visit: Visit, settings: Settings) -> Acceptance | None:
 def _drafted_by(pair: tuple[str | None, ...], run: dict[str, Any]) -> bool:
     """Whether a run, by its head, was drafted by the draft of this pair."""
     own = run["settings"]
-    return own["method"] in JUDGED_BY_A_DRAFT and tuple(own.get(n) for n in ("target", "draft", "revision")) == pair
+    method = METHODS[own["method"]]
+    if not method.simple or method.network not in ("draft", "head"):  # what stood tells of more than the draft
+        return False
+    return tuple(own.get(name) for name in ("target", "draft", "revision")) == pair

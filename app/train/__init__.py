@@ -24,10 +24,11 @@ from app.tokens import stream
 from app.train.events import short, training_events
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
+from core.drafting.methods import HEAD
 from core.errors import UserError
 from core.loading.pair import label_of
 from core.progress import duration
-from core.settings import HEAD, POCKET_NAME, Settings
+from core.settings import POCKET_NAME, Settings
 from core.text import prompts_in, read_prompts
 
 OFF = (

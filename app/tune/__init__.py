@@ -22,10 +22,11 @@ from app.serving.turns import Event, Stop, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.tune.fastest import keep
 from app.tune.results import Results, best_settings, fastest_settings
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.measuring.deciding import promised
 from core.progress import duration, never
-from core.settings import METHODS, Settings
+from core.settings import Settings
 from core.text import Prompt, one_of_each_kind, read_prompts
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -200,7 +201,7 @@ class Tune:
         runs = int(_runs(lengths, temperatures, prompts, 1))
         if not runs:
             return status_line("idle", "Choose at least one of each to run a sweep.")
-        text = f"{METHODS[settings.method][0]}: {runs} runs of {settings.max_new_tokens} tokens"
+        text = f"{METHODS[settings.method].label}: {runs} runs of {settings.max_new_tokens} tokens"
         most = ""
         if costs := self._costs(settings):
             seconds = promised(costs, prompts, runs // len(prompts), settings.max_new_tokens)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from core.drafting.methods import METHODS
 from core.measuring.report import basis_at, points_at
-from core.settings import METHODS
 
 MOST_KEPT = 64
 
@@ -29,7 +29,7 @@ class Fastest:
     def name(self) -> str:
         if self.method == "plain":
             return f"plain decoding in {self.precision}"
-        return f"{METHODS[self.method][0].lower()}, draft length {self.setting}, in {self.precision}"
+        return f"{METHODS[self.method].label.lower()}, draft length {self.setting}, in {self.precision}"
 
 
 def keep(measured: Sequence[Fastest], document: dict[str, Any] | None) -> list[Fastest]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from core.drafting.methods import METHODS
 from core.loading.pair import hub_id
 from core.settings import Settings
 
@@ -55,9 +56,8 @@ class Deployment:
 
     @property
     def method(self) -> str:
-        """n-gram first, draft model otherwise, is a draft model for engines that take one drafter; a head's tree is a
-        head's chain for those that draft chains."""
-        return {"ngram+draft": "draft", "head-tree": "head"}.get(self.settings.method, self.settings.method)
+        """For engines that take one drafter, and draft chains."""
+        return METHODS[self.settings.method].elsewhere or self.settings.method
 
     @property
     def target(self) -> str:
@@ -182,22 +182,22 @@ def sglang(deployment: Deployment) -> Recipe:
 
 
 def llama_cpp(deployment: Deployment) -> Recipe:
-    method = deployment.settings.method  # llama-server can mix n-grams and a draft model
-    if method not in ("draft", "ngram", "ngram+draft", "head", "head-tree"):
+    method = deployment.method
+    if method not in ("draft", "ngram", "head"):
         return Recipe("llama.cpp", "", notes=[_missing("llama-server", method)])
     notes = ["Models must be GGUF files: the first commands make them, with the scripts of a llama.cpp checkout."]
     conversions, target = _gguf(deployment.target, "target", deployment.quantised)
     serve = ["llama-server", "-m", target]
     types: list[str] = []
     options: list[str] = []
-    if "ngram" in method:
+    if METHODS[deployment.settings.method].ngram:  # llama-server can mix n-grams with another drafter
         types.append("ngram-simple")
         options += ["--spec-ngram-simple-size-n", str(SHORTEST_NGRAM)]
         options += ["--spec-ngram-simple-size-m", str(deployment.length)]
         notes.append(
             f"It looks for n-grams of one length, {SHORTEST_NGRAM}; ours takes the longest of up to {LONGEST_NGRAM}."
         )
-    if "draft" in method:
+    if method == "draft":
         if not deployment.same_tokens:
             return Recipe("llama.cpp", "", notes=["Take a draft with the target's own tokens for llama.cpp."])
         more, draft = _gguf(deployment.draft, "draft", deployment.draft_precision == "nf4")
@@ -353,11 +353,12 @@ def _sampling(settings: Settings) -> list[str]:
 
 
 def _one_drafter(deployment: Deployment) -> list[str]:
-    if deployment.settings.method == "head-tree":
+    method = METHODS[deployment.settings.method]
+    if method.network == "head" and method.tree:
         return ["It is told to draft a chain: with trees of the head's own here, more or fewer tokens may stand."]
-    if deployment.settings.method != "ngram+draft":
+    if method.simple or not method.ngram:
         return []
-    return ["It takes one drafter at a time: the draft model here, without the n-gram."]
+    return [f"It takes one drafter at a time: {METHODS[method.elsewhere].guesser} here, without the n-gram."]
 
 
 def _missing(engine: str, method: str) -> str:
@@ -365,7 +366,6 @@ def _missing(engine: str, method: str) -> str:
         "early-exit": "cannot draft with the target's own first layers",
         "tree": "does not draft trees with an ordinary draft model as is done here",
         "head": "does not draft with a trained head as is done here",
-        "head-tree": "does not draft with a trained head as is done here",
         "plain": "needs no further options to decode plainly",
     }
     return f"{engine} {what[method]}."

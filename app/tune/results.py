@@ -16,6 +16,7 @@ from app.insides import NEWEST, QUIET, html_block
 from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
 from app.tune.fastest import Fastest, describe_fastest, fastest
 from app.tune.production import VERSIONS, Deployment, Recipe, placeholders, recipes
+from core.drafting.methods import MTP
 from core.measuring.report import (
     basis_at,
     between,
@@ -29,7 +30,6 @@ from core.measuring.report import (
     points_at,
 )
 from core.records import Settings
-from core.settings import MTP
 
 ENGINES = ("vLLM", "SGLang", "llama.cpp", "transformers")
 Document = dict[str, Any]

@@ -93,6 +93,6 @@ function connectButtons(race) {
 export function mount(element, page) {
   const race = mountRace(element, page);
   connectButtons(race);
-  connectStanding(race, page.props.method);
-  connectTour(race);
+  connectStanding(race, page.props);
+  connectTour(race, page.props);
 }

@@ -1,20 +1,10 @@
 /* What the panes show beside what is chosen: whose run it is where that is another, and before the first what Run does. */
 
-const DRAFTERS = {
-  draft: "a small draft model guesses the next few tokens",
-  head: "a trained head, one more layer on top of the target, guesses the next few tokens",
-  "head-tree": "a trained head, one more layer on top of the target, guesses several ways to go on",
-  ngram: "the same words found earlier in the text serve as a guess at the next few tokens",
-  "ngram+draft": "the same words found earlier in the text, or else a small draft model, guess the next few tokens",
-  "early-exit": "the target\u2019s own first layers guess the next few tokens",
-  tree: "a small draft model guesses several ways to go on",
-};
-
-/** Before the first run: what will run. */
-function promise(method) {
-  const drafter = DRAFTERS[method];
+/** Before the first run: what will run; `drafter` says who guesses, and whether in a tree. */
+function promise(drafter) {
   if (!drafter) return "Press Run: the target writes alone, a token for each of its passes. Speculation is off.";
-  const how = drafter + ", the target checks them all in one pass; beside it the same target writes alone.";
+  const guessed = drafter.tree ? " guesses several ways to go on" : " guesses the next few tokens";
+  const how = drafter.guesser + guessed + ", the target checks them all in one pass; beside it the same target writes alone.";
   return "Press Run: " + how + " A token is a word or a piece of one.";
 }
 
@@ -37,8 +27,8 @@ function past(race, chosen) {
   return other ? "Below is the result of " + whose + "; what is chosen now has not run yet." : "";
 }
 
-/** `method`: what is chosen when the page opens. */
-export function connectStanding(race, method) {
+/** `method`: what is chosen when the page opens; `drafters`: who guesses, by method. */
+export function connectStanding(race, { method, drafters }) {
   const { root } = race;
   const label = root.querySelector(".past");
   let chosen = null;
@@ -49,7 +39,7 @@ export function connectStanding(race, method) {
     if (!race.shown.length && !race.busy) root.toggleAttribute("data-alone", (chosen?.method ?? method) === "plain");
     const { kind } = race.status.dataset;
     if (race.shown.length || kind !== "idle" || race.status.firstElementChild.textContent !== said) return;
-    said = promise(chosen?.method ?? method);
+    said = promise(drafters[chosen?.method ?? method]);
     race.say("idle", said);
   }
 

@@ -6,13 +6,6 @@ import { acceptance, beatsOf, isTree } from "../tokens/story.js";
 import { probability, quoted } from "../tokens/text.js";
 
 const SEEN = "speculative-decoding-tour";
-const GUESSERS = {
-  ngram: "a look at what followed the same words earlier",
-  "ngram+draft": "a look at what followed the same words earlier, or a small model,",
-  "early-exit": "the first layers of the large model alone",
-  head: "a small network on top of the large model",
-  "head-tree": "a small network on top of the large model",
-};
 
 function wasSeen() {
   try {
@@ -43,9 +36,8 @@ const chip = (token) => make("code", "", quoted(token.text));
 const percent = (value) => Math.round(100 * value) + "\u2009%";
 const several = (count, word) => count + " " + word + (count === 1 ? "" : "s");
 
-function guess(round, { method, greedy }) {
+function guess(round, { guesser, greedy }) {
   const [first] = round.drafted;
-  const guesser = GUESSERS[method] ?? "a small model";
   const parts = [
     "Models write in ", term("tokens"), ": words or pieces of words. To run the large model, the target, once is a ",
     term("pass"), ", which usually gives one token. So first " + guesser + " guesses how the text goes on, which is quick. ",
@@ -105,8 +97,9 @@ const STEPS = [
 ];
 
 class Tour {
-  constructor(race) {
+  constructor(race, drafters) {
     this.race = race;
+    this.drafters = drafters;
     this.box = make("section", "tour");
     this.box.hidden = true;
     this.box.setAttribute("aria-label", "Tour of a round");
@@ -183,7 +176,8 @@ class Tour {
     const { settings, metrics } = speculative;
     const speedup = plain?.metrics?.tokens_per_second && metrics.tokens_per_second / plain.metrics.tokens_per_second;
     const { method, temperature } = settings;
-    return { method, greedy: temperature === 0, tokensPerRound: metrics.tokens_per_round, speedup };
+    const { guesser } = this.drafters[method];
+    return { guesser, greedy: temperature === 0, tokensPerRound: metrics.tokens_per_round, speedup };
   }
 
   fill(words, buttons) {
@@ -202,6 +196,7 @@ class Tour {
   }
 }
 
-export function connectTour(race) {
-  return new Tour(race);
+/** `drafters`: who guesses, by method. */
+export function connectTour(race, { drafters }) {
+  return new Tour(race, drafters);
 }

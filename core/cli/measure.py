@@ -21,9 +21,10 @@ from core.cli import (
     settings_of,
     tell,
 )
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.records import SCHEMA
-from core.settings import METHODS, POCKET_NAME, SPECS, Settings
+from core.settings import POCKET_NAME, SPECS, Settings
 
 if TYPE_CHECKING:
     from core.loading.pair import Pair

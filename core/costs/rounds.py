@@ -9,12 +9,16 @@ draft step over that of a plain target step. Leviathan et al. 2023 (arXiv 2211.1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 from core.costs import CostTable
 from core.records import Round, accepted_by_position
+
+if TYPE_CHECKING:
+    from core.heads.runner import HeadCosts
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -123,6 +127,18 @@ class RoundCosts:
         gains = {length: self.speed_up(expected(length), length) for length in lengths}
         best = max(gains, key=lambda length: gains[length])
         return best, gains[best]
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Passes over n tokens as they were measured: of the target alone, of the target behind its draft, of the draft;
+    `exits`: rounds of early exit, by its layer as it is asked for; `head`: of a trained head."""
+
+    target: CostTable
+    verify: CostTable | None = None
+    draft: CostTable | None = None
+    exits: Mapping[int | None, RoundCosts] = field(default_factory=dict)
+    head: HeadCosts | None = None
 
 
 def exit_costs(verify: CostTable, draft: CostTable) -> RoundCosts:

@@ -1,4 +1,4 @@
-"""Drafters: whatever can guess the next tokens cheaply. One file each, one contract.
+"""Drafters: whatever can guess the next tokens cheaply. One file each, one contract, one table of them (`methods`).
 
 `Draft.probs[i]` is *the distribution `tokens[i]` was drawn from*. Everything lossless rests on that sentence.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
+# The table of methods is read where torch is not: what follows names its types, and imports it when it is used.
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-from core.progress import Stop
-from core.records import Source
-from core.runners import Runner
+    from core.drafting.length import Recorded
+    from core.progress import Stop
+    from core.records import Source
+    from core.runners import Runner
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Draft:
     @classmethod
     def none(cls, device: torch.device) -> Draft:
         """Nothing to propose: the round becomes a plain step."""
+        import torch
+
         return cls(torch.empty(0, dtype=torch.long, device=device))
 
 
@@ -58,6 +63,10 @@ class Drafter(Protocol):
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         """Draft up to `length` deep after the committed ids; uniforms [MOST_DRAFTED] in [0, 1) are its only
         randomness. What is decided here beside the tokens must be told by the draft (`shape`, `source`)."""
+        ...
+
+    def repeat(self, recorded: Recorded) -> None:
+        """From now on, decide as the rounds of a recorded run did whatever is decided here beside the tokens."""
         ...
 
     def truncate(self, length: int) -> None:

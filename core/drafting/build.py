@@ -1,116 +1,117 @@
-"""Which drafters a pair supports, and the drafter that settings ask for."""
+"""The drafter that settings ask for, and what its rounds cost: by the table of methods, each of whose modules says how
+(`WAYS`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 
-from core.costs.rounds import RoundCosts, Seconds
+from core.costs.rounds import PassCosts, RoundCosts
 from core.drafting import Drafter
-from core.drafting.head import BEAMS, DEEPEST, AdaptiveDepth, HeadDrafter, HeadTreeDrafter
-from core.drafting.length import Adaptive, AdaptiveSource, Controller, Fixed, Recorded
-from core.drafting.model import EarlyExitDrafter, InTargetWidth, ModelDrafter, exit_layer
-from core.drafting.ngram import CombinedDrafter, NgramDrafter
-from core.drafting.translate import TranslateDrafter
-from core.drafting.tree import AdaptiveShape, TreeDrafter, parse_shape
+from core.drafting.length import Adaptive, Controller, Fixed
+from core.drafting.methods import HEAD, METHODS, Means, method_of
 from core.errors import UserError
-from core.heads.block import FusedHead
-from core.heads.runner import HeadCosts, HeadRunner, runner_of
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
-from core.records import Round
-from core.runners import Runner
 from core.sampling import Sampling
-from core.settings import MTP, NEEDS_HEAD, NO_TREE, SPECS, Method, Settings
+from core.settings import SPECS, Settings
 
 
-def available(pair: Pair) -> dict[Method, str | None]:
-    """Every method with None where the pair supports it, else the reason why not."""
-    no_head = None if pair.head else "no trained head of the target is loaded"
-    no_tree = NO_TREE if pair.head and pair.head.kind == MTP else no_head
+@dataclass
+class Parts:
+    """What a drafter is built from. Runners leased for it go back when `resources` closes; `room`: how many tokens of
+    the target the text may come to."""
+
+    pair: Pair
+    target: AnyRunner
+    settings: Settings
+    costs: RoundCosts
+    resources: ExitStack
+    room: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling.of(self.settings)
+
+    def length(self, prior: float | None = None) -> Controller:
+        """What decides the length of chains; `prior`: the acceptance to expect at first."""
+        if self.settings.draft_length != "auto":
+            return Fixed(self.settings.draft_length)
+        return Adaptive(self.costs) if prior is None else Adaptive(self.costs, prior=prior)
+
+
+Built = tuple[Drafter, Controller]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a method is carried out: its drafter and what decides its length, from their parts; and what its rounds cost,
+    from measured passes (None: they are not known)."""
+
+    build: Callable[[Parts], Built]
+    costs: Callable[[PassCosts, Settings], RoundCosts | None]
+
+
+def way_of(method: str) -> Way:
+    """That of the table's `module`, whose `WAYS` are by method."""
+    return import_module(f"core.drafting.{METHODS[method].module}").WAYS[method]
+
+
+def means_of(pair: Pair) -> Means:
+    """What a loaded pair has to draft with."""
     no_draft = None if pair.draft else "no draft model is loaded"
     if no_draft and pair.head:
-        no_draft = "the draft is a trained head, whose method is head"
-    shallow = None if pair.target.layers >= 2 else "the target has a single layer"
-    return {
-        "plain": None,
-        "draft": no_draft,
-        "ngram": None,
-        "ngram+draft": no_draft,
-        "early-exit": shallow,
-        "tree": no_draft or ("a tree needs a draft with the target's own tokens" if pair.translation else None),
-        "head": no_head,
-        "head-tree": no_tree,
-    }
+        no_draft = f"the draft is a trained head, whose method is {method_of(pair.head.kind).name}"
+    no_head = None if pair.head else "no trained head of the target is loaded"
+    kind = pair.head.kind if pair.head else HEAD
+    return Means(no_draft, no_head, kind, pair.target.layers, pair.translation is None)
+
+
+def available(pair: Pair) -> dict[str, str | None]:
+    """Every method with None where the pair supports it, else the reason why not."""
+    return means_of(pair).reasons()
 
 
 def settle_method(pair: Pair, settings: Settings) -> Settings:
-    """`draft` means the draft of the pair: of a trained head, the method `head`."""
+    """`draft` means the draft of the pair: of a trained head, its method."""
     if settings.method == "draft" and pair.head and pair.draft is None:
-        return replace(settings, method="head")
+        return replace(settings, method=method_of(pair.head.kind).name)
     return settings
 
 
 def build_drafter(
     pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack, room: int = 0
 ) -> tuple[Drafter, Controller]:
-    """The drafter of settings.method and what decides its length; runners go back when `resources` closes. `room`: how
-    many tokens of the target the text may come to."""
+    """The drafter of settings.method and what decides its length; see `Parts`."""
     method = SPECS["method"].read(settings.method)
-    if reason := available(pair)[method]:
+    if reason := METHODS[method].missing(means_of(pair)):
         raise UserError(f"The method {method} is off: {reason}.")
-    sampling = Sampling.of(settings)
-    costs = round_costs(pair, settings)
-    if method == "ngram":
-        return NgramDrafter(target.device), _controller(settings, costs)
-    if method == "early-exit":
-        layers = exit_layer(pair.target, settings.exit_layer)
-        agreed = pair.target.exit_agreement if settings.exit_layer is None else None
-        return EarlyExitDrafter(target.view(layers), sampling), _controller(settings, costs, agreed)
-    if method == "head":
-        assert pair.head is not None
-        drafter = HeadDrafter(runner_of(pair.head.fused), target.watch(pair.head.layers), sampling)
-        return drafter, _controller(settings, costs)
-    if method == "head-tree":
-        assert pair.head is not None and isinstance(pair.head.fused, FusedHead)
-        tree = HeadTreeDrafter(HeadRunner(pair.head.fused), target.watch(pair.head.layers), sampling, costs)
-        deep = AdaptiveDepth(costs, DEEPEST) if settings.draft_length == "auto" else Fixed(settings.draft_length)
-        return tree, deep
-    assert pair.draft is not None
-    limit = pair.draft.context_length
-    runner: Runner = resources.enter_context(pair.draft.lease(room))
-    if not pair.translation and pair.draft.vocab_size != pair.target.vocab_size:
-        runner = InTargetWidth(runner, pair.draft.vocab_size, pair.target.vocab_size)
-    if method == "tree":
-        if settings.tree in (None, "auto"):
-            adaptive = AdaptiveShape(costs)
-            return TreeDrafter(runner, sampling, adaptive, limit), adaptive
-        shape = parse_shape(settings.tree)
-        return TreeDrafter(runner, sampling, lambda: shape, limit), Fixed(len(shape))
-    if pair.translation:
-        model = TranslateDrafter(runner, sampling, pair.translation, limit)
-    else:
-        model = ModelDrafter(runner, sampling, limit)
-    if method == "draft":
-        return model, _controller(settings, costs)
-    ngram = NgramDrafter(target.device)
-    if settings.draft_length != "auto":
-        return CombinedDrafter(ngram, model), Fixed(settings.draft_length)
-    chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target)), Adaptive(costs))
-    return CombinedDrafter(ngram, model, chosen.source), chosen
+    return way_of(method).build(Parts(pair, target, settings, round_costs(pair, settings), resources, room))
 
 
 def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
-    """What a round of this method costs, as measured; of `ngram+draft`, a round that the model drafts."""
+    """What a round of this method costs, as measured once; of two drafters that take turns, a round that the network
+    drafts."""
+    method = METHODS[settings.method]
+    passes = measured_passes(pair, settings)
+    found = way_of(method.name).costs(passes, settings) if method.drafts else None
+    return found or RoundCosts(passes.target)
+
+
+def measured_passes(pair: Pair, settings: Settings) -> PassCosts:
+    """The passes that rounds of this method are made of; measured once."""
+    network = METHODS[settings.method].network
     target, draft = pair.measure_costs()
-    if settings.method == "early-exit":
-        return pair.target.measure_exit(exit_layer(pair.target, settings.exit_layer))
-    if settings.method in NEEDS_HEAD and pair.head:
-        return head_costs(target, pair.head.measure_costs(pair.target), BEAMS if settings.method == "head-tree" else 1)
-    if settings.method in ("plain", "ngram") or draft is None:
-        return RoundCosts(target)
-    return RoundCosts(target, draft, draft.following)
+    head = pair.head.measure_costs(pair.target) if pair.head and network == "head" else None
+    exits = {}
+    if network == "target":
+        from core.drafting.model import exit_layer
+
+        layers = exit_layer(pair.target, settings.exit_layer)
+        exits = {settings.exit_layer: pair.target.measure_exit(layers)}
+    return PassCosts(target, target if draft else None, draft, exits, head)
 
 
 def known_costs(pair: Pair) -> RoundCosts | None:
@@ -118,28 +119,4 @@ def known_costs(pair: Pair) -> RoundCosts | None:
     drafting = pair.head or pair.draft
     if drafting is None or drafting.costs is None or pair.target.costs is None:
         return None
-    return round_costs(pair, Settings(method="head" if pair.head else "draft"))
-
-
-def head_costs(target: Seconds, head: HeadCosts, beams: int = 1) -> RoundCosts:
-    """Of rounds that a trained head drafts, from `beams` of its own outputs at a time."""
-    return RoundCosts(target, head.read, head.draft(beams))
-
-
-def as_recorded(drafter: Drafter, rounds: Sequence[Round]) -> Controller:
-    """Make a drafter draft once more what it drafted in these rounds: what decides its length, a tree's shape,
-    and who drafts where an n-gram and a model take turns."""
-    recorded = Recorded(rounds)
-    if isinstance(drafter, TreeDrafter):
-        drafter.shape = recorded.shape
-    if isinstance(drafter, HeadTreeDrafter):
-        drafter.nodes = recorded.nodes
-    if isinstance(drafter, CombinedDrafter):
-        drafter.source = recorded.source
-    return recorded
-
-
-def _controller(settings: Settings, costs: RoundCosts, prior: float | None = None) -> Controller:
-    if settings.draft_length != "auto":
-        return Fixed(settings.draft_length)
-    return Adaptive(costs) if prior is None else Adaptive(costs, prior=prior)
+    return round_costs(pair, Settings(method=method_of(pair.head.kind).name if pair.head else "draft"))

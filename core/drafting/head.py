@@ -18,11 +18,13 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from core.costs.rounds import RoundCosts
+from core.costs.rounds import PassCosts, RoundCosts
 from core.drafting import Draft
-from core.drafting.length import Adaptive
+from core.drafting.build import Built, Parts, Way
+from core.drafting.length import Adaptive, Fixed, Recorded
 from core.errors import Cancelled
-from core.heads.runner import AnyHeadRunner, HeadRunner
+from core.heads.block import FusedHead
+from core.heads.runner import AnyHeadRunner, HeadRunner, runner_of
 from core.progress import Stop
 from core.records import Round, Token, depths
 from core.runners import PREFILL_CHUNK, Runner
@@ -64,6 +66,9 @@ class HeadReader(Generic[R]):
             self._read(context, end)
         synchronise(self.runner.device)
         return engine_time() - start
+
+    def repeat(self, recorded: Recorded) -> None:
+        """It decides nothing beside the tokens."""
 
     def truncate(self, length: int) -> None:
         # A row needs the token after its own.
@@ -142,6 +147,9 @@ class HeadTreeDrafter(HeadReader[HeadRunner]):
         self.nodes: Callable[[], int] | None = None
         """How many nodes to keep, where that is not to be chosen by costs: a recorded run again."""
 
+    def repeat(self, recorded: Recorded) -> None:
+        self.nodes = recorded.nodes
+
     def size(self, length: int) -> int:
         return min(MOST_NODES, BEAMS + (length - 1) * BEAMS * BEAMS) if length else 0
 
@@ -214,3 +222,28 @@ class AdaptiveDepth(Adaptive):
         levels = [best[depth] for depth in sorted(best)]
         chain = [Token(token.id, "", token.outcome, parent=i - 1 if i else None) for i, token in enumerate(levels)]
         super().observe(Round(round_.index, chain, round_.emitted))
+
+
+def _build(parts: Parts) -> Built:
+    head = parts.pair.head
+    assert head is not None
+    return HeadDrafter(runner_of(head.fused), parts.target.watch(head.layers), parts.sampling), parts.length()
+
+
+def _build_tree(parts: Parts) -> Built:
+    head, length = parts.pair.head, parts.settings.draft_length
+    assert head is not None and isinstance(head.fused, FusedHead)
+    features = parts.target.watch(head.layers)
+    drafter = HeadTreeDrafter(HeadRunner(head.fused), features, parts.sampling, parts.costs)
+    return drafter, AdaptiveDepth(parts.costs, DEEPEST) if length == "auto" else Fixed(length)
+
+
+def _costs(passes: PassCosts, beams: int = 1) -> RoundCosts | None:
+    """Of rounds that go on from `beams` of the head's own outputs at a time."""
+    return passes.head and RoundCosts(passes.target, passes.head.read, passes.head.draft(beams))
+
+
+WAYS = {
+    "head": Way(_build, lambda passes, settings: _costs(passes)),
+    "head-tree": Way(_build_tree, lambda passes, settings: _costs(passes, BEAMS)),
+}

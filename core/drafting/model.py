@@ -14,14 +14,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from core.costs import time_exit
-from core.costs.rounds import exit_costs, expected_tokens
+from core.costs.rounds import PassCosts, RoundCosts, exit_costs, expected_tokens
 from core.drafting import Draft
+from core.drafting.build import Built, Parts, Way
+from core.drafting.length import Recorded
+from core.drafting.translate import TranslateDrafter
 from core.errors import UserError
 from core.loading.model import Model
 from core.progress import Stop
 from core.runners import Runner, prefill
 from core.runners.host import ids_on
 from core.sampling import Sampling, draw
+from core.settings import Settings
 from core.text import read_prompts
 
 
@@ -60,6 +64,9 @@ class ModelDrafter:
             tokens.append(fresh)
             logits.append(row)
         return Draft(torch.cat(tokens), torch.cat(probs) if probs else None, logits=logits)
+
+    def repeat(self, recorded: Recorded) -> None:
+        """It decides nothing beside the tokens."""
 
     def truncate(self, length: int) -> None:
         self.runner.truncate(length)
@@ -143,3 +150,40 @@ def measure_exit_layer(target: Model) -> tuple[int, float]:
             _, promises[layer] = costs.best_chain(partial(expected_tokens, agreed[layer]), range(1, LONGEST + 1))
     best = max(promises, key=lambda layer: promises[layer])
     return best, agreed[best]
+
+
+def _build_exit(parts: Parts) -> Built:
+    asked, model = parts.settings.exit_layer, parts.pair.target
+    layers = exit_layer(model, asked)
+    agreed = model.exit_agreement if asked is None else None
+    return EarlyExitDrafter(parts.target.view(layers), parts.sampling), parts.length(agreed)
+
+
+def lease_draft(parts: Parts) -> tuple[Runner, int]:
+    """A runner of the pair's draft, with the target's tokens wherever they have a tokenizer in common; and how many
+    tokens fit in its context."""
+    draft, target = parts.pair.draft, parts.pair.target
+    assert draft is not None
+    runner: Runner = parts.resources.enter_context(draft.lease(parts.room))
+    if not parts.pair.translation and draft.vocab_size != target.vocab_size:
+        runner = InTargetWidth(runner, draft.vocab_size, target.vocab_size)
+    return runner, draft.context_length
+
+
+def _build_draft(parts: Parts) -> Built:
+    runner, limit = lease_draft(parts)
+    if translation := parts.pair.translation:
+        return TranslateDrafter(runner, parts.sampling, translation, limit), parts.length()
+    return ModelDrafter(runner, parts.sampling, limit), parts.length()
+
+
+def draft_costs(passes: PassCosts, settings: Settings) -> RoundCosts | None:
+    if passes.verify is None or passes.draft is None:
+        return None
+    return RoundCosts(passes.verify, passes.draft, passes.draft.following)
+
+
+WAYS = {
+    "draft": Way(_build_draft, draft_costs),
+    "early-exit": Way(_build_exit, lambda passes, settings: passes.exits.get(settings.exit_layer)),
+}

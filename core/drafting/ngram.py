@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from core.drafting import Draft
-from core.drafting.model import ModelDrafter
-from core.drafting.translate import TranslateDrafter
+from core.costs.rounds import RoundCosts
+from core.drafting import Draft, Drafter
+from core.drafting.build import Built, Parts, Way, way_of
+from core.drafting.length import Adaptive, AdaptiveSource, Recorded
 from core.progress import Stop
 from core.records import Source
 from core.runners import Runner
@@ -60,6 +61,9 @@ class NgramDrafter:
                     self._after[tuple(context[end - n : end])] = end
         self._indexed = max(self._indexed, len(context) - 1)
 
+    def repeat(self, recorded: Recorded) -> None:
+        """It decides nothing beside the tokens."""
+
     def truncate(self, length: int) -> None:
         if length < self._indexed:  # text that was committed is taken back: read anew with the next proposal
             self.reset()
@@ -70,30 +74,33 @@ class NgramDrafter:
 
 
 class CombinedDrafter:
-    """Asks the n-gram drafter, unless `source` says to ask the model; where it has nothing, the model drafts (and
-    catches up on what it missed)."""
+    """Asks the n-gram drafter, unless `source` says to ask the model, which may be any other drafter; where the n-gram
+    has nothing, the model drafts (and catches up on what it missed)."""
 
     def __init__(
         self,
         ngram: NgramDrafter,
-        model: ModelDrafter | TranslateDrafter,
+        model: Drafter,
         source: Callable[[], Source] = lambda: "ngram",
     ) -> None:
         self._ngram, self._model, self.source = ngram, model, source
-        self.runner = model.runner
         self.cache = model.cache
 
     def prefill(self, context: list[int], stop: Stop) -> float:
         return self._ngram.prefill(context, stop) + self._model.prefill(context, stop)
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
-        draft, source = Draft.none(self.runner.device), self.source()
+        draft, source = None, self.source()
         if source == "ngram":
             draft = self._ngram.propose(context, length, uniforms)
-        if not len(draft):
+        if not draft:
             draft, source = self._model.propose(context, length, uniforms), "model"
         draft.source = source
         return draft
+
+    def repeat(self, recorded: Recorded) -> None:
+        self.source = recorded.source
+        self._model.repeat(recorded)
 
     def truncate(self, length: int) -> None:
         self._ngram.truncate(length)
@@ -102,3 +109,26 @@ class CombinedDrafter:
     def reset(self) -> None:
         self._ngram.reset()
         self._model.reset()
+
+
+def _before(other: str) -> Way:
+    """The n-gram drafter where the text repeats itself, another method elsewhere."""
+
+    def build(parts: Parts) -> Built:
+        model, length = way_of(other).build(parts)
+        ngram = NgramDrafter(parts.target.device)
+        if not isinstance(length, Adaptive):
+            return CombinedDrafter(ngram, model), length
+        chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(parts.costs.target)), length)
+        return CombinedDrafter(ngram, model, chosen.source), chosen
+
+    return Way(build, lambda passes, settings: way_of(other).costs(passes, settings))
+
+
+WAYS = {
+    "ngram": Way(
+        lambda parts: (NgramDrafter(parts.target.device), parts.length()),
+        lambda passes, settings: RoundCosts(passes.target),
+    ),
+    "ngram+draft": _before("draft"),
+}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
+from core.drafting.length import Recorded
 from core.loading.pair import Translation
 from core.progress import Stop
 from core.runners import Runner, prefill
@@ -113,6 +114,9 @@ class TranslateDrafter:
     def _keep(self, length: int) -> None:
         self.runner.truncate(length)
         del self._fed[length:]
+
+    def repeat(self, recorded: Recorded) -> None:
+        """It decides nothing beside the tokens."""
 
     def truncate(self, length: int) -> None:
         # Drafted tokens need no care: the next round compares what was fed with the text. Only if text that was

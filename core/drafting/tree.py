@@ -10,8 +10,9 @@ from torch import Tensor
 
 from core.costs.rounds import RoundCosts, Shape, count_nodes, missed
 from core.drafting import Draft
-from core.drafting.length import Probing
-from core.drafting.model import ModelDrafter
+from core.drafting.build import Built, Parts, Way
+from core.drafting.length import Fixed, Probing, Recorded
+from core.drafting.model import ModelDrafter, draft_costs, lease_draft
 from core.errors import UserError
 from core.progress import Stop
 from core.records import Round
@@ -131,6 +132,9 @@ class TreeDrafter:
             return siblings.flatten(), counts, q
         return torch.cat([row[:count] for row, count in zip(siblings, counts)]), counts, q
 
+    def repeat(self, recorded: Recorded) -> None:
+        self.shape = recorded.shape
+
     def truncate(self, length: int) -> None:
         # Of a tree nothing is kept: the accepted path is fed again with the next round.
         self.runner.truncate(length if self._text is None else min(length, self._text))
@@ -211,3 +215,15 @@ def _tested(round_: Round) -> list[list[str]]:
     for token in round_.drafted:
         groups.setdefault(token.parent, []).append(token.outcome)
     return [g for g in groups.values() if any(outcome != "ignored" for outcome in g)]
+
+
+def _build(parts: Parts) -> Built:
+    runner, limit = lease_draft(parts)
+    if parts.settings.tree in (None, "auto"):
+        adaptive = AdaptiveShape(parts.costs)
+        return TreeDrafter(runner, parts.sampling, adaptive, limit), adaptive
+    shape = parse_shape(parts.settings.tree)
+    return TreeDrafter(runner, parts.sampling, lambda: shape, limit), Fixed(len(shape))
+
+
+WAYS = {"tree": Way(_build, draft_costs)}

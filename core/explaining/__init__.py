@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.loading.geometry import Geometry
 from core.records import CacheLengths, Round, Run, branches, depths
@@ -239,7 +240,7 @@ def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
     own, or where the document does not tell which rounds the draft model drafted.
     """
     draft = run.environment.get("draft")
-    if run.settings.method not in ("draft", "ngram+draft", "tree") or not isinstance(draft, dict):
+    if METHODS[run.settings.method].network != "draft" or not isinstance(draft, dict):
         return None
     if (run.environment.get("drafter") or {}).get("translated"):
         return None
@@ -257,7 +258,7 @@ def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
             depth_of = depths(round_)
             # The last level is never fed: nothing is drafted after it.
             fullest = committed + sum(d < max(depth_of) for d in depth_of)
-            stands = committed + (0 if run.settings.method == "tree" else accepted)
+            stands = committed + (0 if METHODS[run.settings.method].tree else accepted)
             after = min(fullest, stands)
         lengths = CacheLengths(held, fullest, after)
         held = after
@@ -266,10 +267,12 @@ def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
 
 
 def drafted_by_model(run: Run, round_: Round) -> bool | None:
-    """Whether a draft model (or the target's first layers) drafted this round, rather than an n-gram; None: unknown."""
-    if not round_.drafted or run.settings.method in ("plain", "ngram"):
+    """Whether a network drafted this round (a draft model, a head, the target's first layers), rather than an n-gram;
+    None: unknown."""
+    method = METHODS[run.settings.method]
+    if not round_.drafted or method.network is None:
         return False
-    if run.settings.method != "ngram+draft":
+    if not method.ngram:
         return True
     if round_.source is not None:
         return round_.source == "model"

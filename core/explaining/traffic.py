@@ -16,10 +16,10 @@ from typing import Any
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts, expected_tokens
+from core.drafting.methods import METHODS
 from core.explaining import drafted_by_model
 from core.loading.geometry import Geometry
 from core.records import Round, Run, depths, summarise
-from core.settings import NEEDS_HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,10 @@ def _drafting(run: Run, round_: Round, committed: int) -> tuple[int, int] | None
     by_model = drafted_by_model(run, round_)
     if not by_model:
         return None if by_model is None else (0, 0)
-    if run.settings.method in NEEDS_HEAD:
+    network = METHODS[run.settings.method].network
+    if network == "head":
         return _head_read(run, round_)
-    early = run.settings.method == "early-exit"
+    early = network == "target"
     geometry = _geometry(run, "target" if early else "draft")
     layers = (run.environment.get("drafter") or {}).get("exit_layer") if early else None
     if geometry is None or (early and not isinstance(layers, int)):
@@ -248,7 +249,7 @@ def batch_speed_ups(run: Run, costs: Costs) -> list[tuple[int, float]]:
     if table is None:
         return []
     gamma = max(1, round(costs.gamma))
-    proposing = cost_table(run, "draft" if run.settings.method in ("draft", "tree") else "target")
+    proposing = cost_table(run, "draft" if METHODS[run.settings.method].network == "draft" else "target")
     one = costs.draft / costs.gamma * table(1) / costs.plain  # the run and the table may have met another load
     return in_batches(table, proposing, one, costs.tokens, gamma)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from core.costs.rounds import RoundCosts
+from core.drafting.methods import MTP
 from core.errors import UserError
 from core.inspecting.acceptance import USUAL, USUAL_RANGE, Acceptance
 from core.inspecting.cards import ModelCard, card, draft_card
@@ -31,7 +32,7 @@ from core.inspecting.mtp import describe_mtp, drafts_for_itself, size_up_mtp
 from core.loading import resolve_device
 from core.loading.memory import free_memory
 from core.progress import in_bytes
-from core.settings import MTP, POCKET_NAME
+from core.settings import POCKET_NAME
 
 SCHEMA = 1
 CONTEXT = 2048

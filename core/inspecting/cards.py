@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from core.drafting.methods import HEAD, MTP
 from core.inspecting.devices import Drafter
 from core.inspecting.files import Sized
 from core.inspecting.likeness import SizedHead
 from core.inspecting.mtp import SizedMtp, has_mtp
-from core.settings import HEAD, MTP
 
 
 @dataclass(frozen=True)

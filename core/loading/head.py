@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.drafting.methods import HEAD, MTP
 from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.block import FusedHead, fits_int4
@@ -21,7 +22,6 @@ from core.heads.runner import REPEATS, AnyHead, HeadCosts, HeadRunner, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
 from core.runners.products import fast_int4
-from core.settings import HEAD, MTP
 
 BUNDLED = POCKET.parent / "heads"
 SAMPLE = 192

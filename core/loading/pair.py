@@ -25,7 +25,7 @@ from core.loading.head import Head
 from core.loading.hub import cached
 from core.loading.model import Model, read_bandwidth
 from core.loading.precision import POCKET
-from core.settings import POCKET_NAME, SMOLLM2_NAME, Method
+from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
@@ -105,7 +105,7 @@ def choose_target(asked: str | None) -> str | None:
     return None if asked == POCKET_NAME else asked
 
 
-def choose_method(target: str | None, draft: str | None) -> Method:
+def choose_method(target: str | None, draft: str | None) -> str:
     """The method of a pair where none is asked for: by its draft where it has one, else by the trained head that comes
     with it, else by n-grams, which need nothing."""
     if draft or target in (None, POCKET_NAME):

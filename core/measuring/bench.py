@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
 
-from core.costs import CONTEXT, CostTable, median_table
-from core.costs.rounds import Promise, RoundCosts, exit_costs, promise
-from core.drafting.build import head_costs
+from core.costs import CONTEXT, median_table
+from core.costs.rounds import PassCosts, Promise, RoundCosts, exit_costs, promise
+from core.drafting.build import way_of
+from core.drafting.methods import METHODS
 from core.drafting.model import exit_layer
 from core.errors import UserError
-from core.heads.runner import HeadCosts
 from core.lanes import describe_environment, open_lane
 from core.loading.geometry import describe_geometry
 from core.loading.model import Model
@@ -37,30 +37,6 @@ from core.text import encode_prompt, read_prompts
 Progress = Callable[[str], None]
 LENGTHS = (*range(1, 10), 12, 13, 16, 17)
 """Passes whose cost is measured: every length around 4, 8, 12 and 16, where kernels take their steps."""
-
-
-@dataclass(frozen=True)
-class PassCosts:
-    """Passes over n tokens: of the target alone, of the target behind its draft, of the draft; `exits`: of the target
-    behind an early exit and of that, by its layers; `head`: of a trained head."""
-
-    target: CostTable
-    verify: CostTable | None = None
-    draft: CostTable | None = None
-    exits: dict[int, tuple[CostTable, CostTable]] = field(default_factory=dict)
-    head: HeadCosts | None = None
-
-    def of_rounds(self, method: str, layers: int | None, translated: bool) -> RoundCosts | None:
-        """What a method's rounds cost; None where its rounds do not tell its passes."""
-        if method == "ngram":
-            return RoundCosts(self.target)
-        if method == "early-exit" and layers in self.exits:
-            return exit_costs(*self.exits[layers])
-        if method == "head" and self.head:
-            return head_costs(self.target, self.head)
-        if method == "draft" and self.verify and self.draft and not translated:
-            return RoundCosts(self.verify, self.draft, self.draft.following)
-        return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +86,7 @@ def bench(
     exits = {
         exit_layer(pair.target, settings.exit_layer)
         for settings in variants.values()
-        if settings.method == "early-exit"
+        if METHODS[settings.method].network == "target"
     }
     for repeat in range(-1, repeats):
         for at, prompt in enumerate(prompts):
@@ -139,7 +115,9 @@ def bench(
 def measure_costs(pair: Pair, exits: Iterable[int] = (), repeats: int = 3) -> PassCosts:
     """Time the passes of both models, and those of early exits, as they are now."""
     target = pair.target.time_passes(repeats, LENGTHS)
-    tables = {layers: pair.target.time_exit(layers, repeats, LENGTHS) for layers in exits}
+    tables: dict[int | None, RoundCosts] = {
+        layers: exit_costs(*pair.target.time_exit(layers, repeats, LENGTHS)) for layers in exits
+    }
     head = pair.head.time_passes(pair.target, repeats) if pair.head else None
     return PassCosts(target, *(pair.time_rounds(repeats, LENGTHS) if pair.draft else (None, None)), tables, head)
 
@@ -182,8 +160,7 @@ def run_timed(pair: Pair, prompt: str, settings: Settings) -> tuple[Run, float |
 def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bool) -> Sample:
     metrics = summarise(run)
     rounds = len(run.rounds)
-    drafter = run.environment.get("drafter") or {}
-    known = costs.of_rounds(run.settings.method, drafter.get("exit_layer"), translated)
+    known = costs_of_rounds(run, costs, translated)
     draft, verify, other = (sum(getattr(r, f"{stage}_seconds") for r in run.rounds) for stage in STAGES)
     return Sample(
         tokens_per_second=metrics.tokens_per_second,
@@ -198,6 +175,15 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
         promise=known and promise(run.rounds, known),
         repeats=repeats_itself(run.token_ids),
     )
+
+
+def costs_of_rounds(run: Run, passes: PassCosts, translated: bool) -> RoundCosts | None:
+    """What the rounds of a run cost; None where they do not tell its passes."""
+    method = METHODS[run.settings.method]
+    if not method.drafts or not method.simple or (translated and method.network == "draft"):
+        return None
+    layer = (run.environment.get("drafter") or {}).get("exit_layer")
+    return way_of(method.name).costs(passes, replace(run.settings, exit_layer=layer))
 
 
 STAGES = ("draft", "verify", "other")

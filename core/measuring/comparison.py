@@ -10,11 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from core.drafting.methods import METHODS
 from core.records import Metrics, Run, Settings, Spread, count_by_position, first_divergence, summarise
-from core.settings import NEEDS_HEAD
-
-NEEDS_DRAFT = ("draft", "ngram+draft", "tree")
-"""Methods that read the weights of a second model."""
 
 
 @dataclass
@@ -124,8 +121,8 @@ def row(contender: Contender, baseline: Contender) -> Row:
 def weight_bytes(run: Run) -> dict[Literal["target", "draft"], int]:
     """Bytes of weights that the run reads: the target's, and those of the draft or the trained head that its method
     asks for."""
-    method = run.settings.method
-    draft = run.environment.get("draft" if method in NEEDS_DRAFT else "head" if method in NEEDS_HEAD else "")
+    network = METHODS[run.settings.method].network
+    draft = run.environment.get(network) if network in ("draft", "head") else None
     return {"target": run.environment["target"]["weight_bytes"], "draft": draft["weight_bytes"] if draft else 0}
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from core.costs import CONTEXT, CURVE, CostTable, median_table
 from core.costs.rounds import RoundCosts, Seconds, expected_tokens_by_position, leviathan, rule_of_thumb
 from core.drafting.build import available
+from core.drafting.methods import METHODS
 from core.drafting.model import exit_layer
 from core.errors import UserError
 from core.explaining.traffic import batch_limit, in_batches
@@ -36,11 +37,9 @@ from core.measuring.deciding import (
 )
 from core.progress import Stop, never
 from core.records import SCHEMA, Run, Spread, accepted_by_position, summarise
-from core.settings import LONGEST_DRAFT, Method, Settings
+from core.settings import LONGEST_DRAFT, Settings
 from core.text import Prompt
 
-SWEEPABLE: tuple[Method, ...] = ("draft", "head", "early-exit", "ngram", "ngram+draft")
-"""Methods whose draft has a length to choose: a tree has a shape instead."""
 PASSES = 3
 """How often a pass is timed beside every prompt."""
 
@@ -102,10 +101,9 @@ def sweep(
 
 def check_sweep(pair: Pair, settings: Settings, lengths: Iterable[int], temperatures: Iterable[float]) -> None:
     """One sentence for what cannot be swept."""
-    if settings.method not in SWEEPABLE:
-        raise UserError(
-            f"The method {settings.method} has no draft length to sweep; choose one of {', '.join(SWEEPABLE)}."
-        )
+    if not METHODS[settings.method].swept:
+        able = ", ".join(name for name, method in METHODS.items() if method.swept)
+        raise UserError(f"The method {settings.method} has no draft length to sweep; choose one of {able}.")
     if reason := available(pair)[settings.method]:
         raise UserError(f"The method {settings.method} is off: {reason}.")
     if not (lengths := list(lengths)):
@@ -134,10 +132,11 @@ def cost_curve(model: Model, budget: float = CURVE_SECONDS) -> CostTable:
 def _passes(pair: Pair, settings: Settings, lengths: Sequence[int]) -> CostTable:
     """What the target's passes cost at this moment: plain steps and verifications, behind a draft's passes if any;
     behind an early exit, what is left of them."""
-    draft = pair.draft if settings.method in ("draft", "ngram+draft") else None
+    network = METHODS[settings.method].network
+    draft = pair.draft if network == "draft" else None
     room = min(model.context_length for model in (pair.target, draft) if model) // 2
     needed = sorted({1, 2, *(length + 1 for length in lengths if length < room)})
-    if settings.method == "early-exit":
+    if network == "target":
         return pair.target.time_exit(exit_layer(pair.target, settings.exit_layer), PASSES, needed)[0]
     return pair.time_rounds(PASSES, needed)[0] if draft else pair.target.time_passes(PASSES, needed)
 
@@ -221,12 +220,13 @@ def _document(
         ]
         here = {point["draft_length"]: point for point in points if point["temperature"] == temperature}
         best.append(_best(temperature, here, _decision(drafting, plain), basis, curve, _proposing(pair, settings)))
+    of_target = METHODS[settings.method].network == "target"
     return {
         "schema": SCHEMA,
         "kind": "sweep",
         "environment": describe_environment(pair.target, pair.draft, pair.head),
         "settings": settings.to_dict(),
-        "exit_layer": exit_layer(pair.target, settings.exit_layer) if settings.method == "early-exit" else None,
+        "exit_layer": exit_layer(pair.target, settings.exit_layer) if of_target else None,
         "same_tokens": pair.translation is None,
         "prompts": [{"name": prompt.name, "kind": prompt.kind} for prompt in prompts],
         "repeats": repeats,
@@ -331,9 +331,10 @@ def _predict(length: DraftLength, basis: Basis, passes: Seconds) -> dict[str, fl
 
 def _proposing(pair: Pair, settings: Settings) -> CostTable | None:
     """Passes of what drafts, where a pass of it drafts for many texts."""
-    if settings.method in ("early-exit", "head"):  # a head's passes cost what the target's do, by their number of rows
+    network = METHODS[settings.method].network
+    if network in ("target", "head"):  # a head's passes cost what the target's do, by their number of rows
         return pair.target.measure_costs()
-    return pair.draft.measure_costs() if pair.draft and settings.method in ("draft", "ngram+draft") else None
+    return pair.draft.measure_costs() if pair.draft and network == "draft" else None
 
 
 def _best(

@@ -10,6 +10,7 @@ from tiny import VOCABULARY, random_model, random_prompt
 from torch import nn
 
 from core.decoding import take_step
+from core.drafting.methods import METHODS
 from core.drafting.model import ModelDrafter
 from core.lanes import open_lane
 from core.measuring.bench import copy_bandwidth
@@ -22,7 +23,7 @@ from core.runners.host import ids_on
 from core.runners.products import int4_obstacle
 from core.runners.static_layers import StaticNetwork
 from core.sampling import Sampling, Uniforms
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from app.playground.take_away import LONGEST_PROMPT, LONGEST_QUERY, read_link
 from app.settings import CONTROLS, settings_from
+from core.drafting.methods import METHODS
 from core.errors import UserError
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 
 @dataclass

@@ -18,11 +18,12 @@ from app.serving.visit import Visit
 from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
 from app.sidebar.card import card_html, facts, trouble_html
 from app.sidebar.picker import OTHER, Picker, choices, measured_acceptance, reasons_of
+from core.drafting.methods import HEAD, MTP
 from core.errors import Cancelled, UserError
 from core.inspecting.catalogue import Found
 from core.progress import never
 from core.records import summarise
-from core.settings import HEAD, MTP, Settings
+from core.settings import Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
 STARTED = Settings("own/target", "own/draft", revision="v1")

@@ -13,7 +13,8 @@ from app.serving.device import Device
 from app.settings import read_arguments
 from app.sidebar import replaced, sidebar
 from app.sidebar.picker import Picker
-from core.settings import METHODS, Settings
+from core.drafting.methods import METHODS
+from core.settings import Settings
 
 
 def test_the_header_names_device_pair_precision_memory_and_speculation() -> None:
@@ -90,7 +91,7 @@ def test_arguments_are_read() -> None:
 
 
 def test_every_method_has_a_sentence_and_the_unusable_ones_a_reason() -> None:
-    assert all(name and sentence.endswith(".") for name, sentence in METHODS.values())
+    assert all(method.label and method.help.endswith(".") for method in METHODS.values())
     with gr.Blocks() as page:
         picker = Picker(FakeEngine(), Device())
         controls = sidebar(picker.build, Settings(), {"draft": "no draft model", "ngram": None, "plain": None})

@@ -11,18 +11,18 @@ import torch
 from core import decoding
 from core.__main__ import main
 from core.costs import CostTable
-from core.costs.rounds import RoundCosts, expected_tokens, promise
+from core.costs.rounds import PassCosts, RoundCosts, expected_tokens, promise
 from core.errors import UserError
 from core.heads.runner import HeadCosts
 from core.loading import load_pair
 from core.measuring.bench import (
     LENGTHS,
     NEW_TOKENS,
-    PassCosts,
     bench,
     bytes_read,
     contexts_of,
     copy_bandwidth,
+    costs_of_rounds,
     growth,
     padded_prompt,
     run_timed,
@@ -30,7 +30,7 @@ from core.measuring.bench import (
 from core.measuring.peers import SPECULATION, llama_peers, network_for, transformers_peers
 from core.measuring.perplexity import perplexity
 from core.measuring.report import table
-from core.records import Round, Settings, Token
+from core.records import Round, Run, Settings, Token
 from core.runners.clock import PassTimer
 from core.runners.fused import FusedRunner
 from core.runners.products import Share
@@ -161,9 +161,9 @@ def test_the_draft_s_catching_up_is_charged():
 def test_what_a_head_s_rounds_should_bring_follows_from_its_own_passes():
     read, draft = CostTable({1: 0.2, 4: 0.5}), CostTable({1: 0.1, 4: 0.4})
     passes = PassCosts(CostTable({1: 1.0, 4: 1.3}), head=HeadCosts(read, draft))
-    costs = passes.of_rounds("head", None, False)
-    assert costs.chain(3) == pytest.approx(0.2 + 2 * 0.1 + 1.3)
-    assert passes.of_rounds("head-tree", None, False) is PassCosts(passes.target).of_rounds("head", None, False) is None
+    chain, tree = (Run(Settings(method=method), {}, "", []) for method in ("head", "head-tree"))
+    assert costs_of_rounds(chain, passes, False).chain(3) == pytest.approx(0.2 + 2 * 0.1 + 1.3)
+    assert costs_of_rounds(tree, passes, False) is costs_of_rounds(chain, PassCosts(passes.target), False) is None
 
 
 def test_promises_only_where_passes_can_be_told(document):

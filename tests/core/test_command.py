@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from core.__main__ import parser
 from core.cli import arguments_of, command, settings_of
+from core.drafting.methods import METHODS
 from core.errors import UserError
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 names = st.none() | st.sampled_from(["Qwen/Qwen3-4B", "/models/my model", "-odd", "it's"])
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60)

@@ -15,6 +15,7 @@ from core.decoding import speculative, take_step
 from core.drafting.build import available
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
+from core.drafting.methods import MTP
 from core.errors import UserError
 from core.explaining.lossless import check_law
 from core.heads.mtp import MtpHead, MtpRunner
@@ -28,7 +29,7 @@ from core.records import Run
 from core.runners import prefill
 from core.runners.dynamic import DynamicRunner
 from core.sampling import Sampling, Uniforms
-from core.settings import MTP, Settings
+from core.settings import Settings
 
 pytestmark = needs_single_layers
 PROMPT, MORE = 24, 24

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from app.history.run_file import read_run_file
+from core.drafting.methods import METHODS
 from core.lanes import open_lane
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 

@@ -7,10 +7,11 @@ import pytest
 
 from core.__main__ import main
 from core.costs import CostTable
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.lanes import open_lane, other_surroundings, repeat
 from core.records import run_from_dict
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 

@@ -3,11 +3,12 @@
 import pytest
 from tiny import make_tokenizer, random_model
 
+from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.explaining.lossless import LawCheck, check_law
 from core.lanes import open_lane
 from core.loading import load_pair
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 EXTRA = "<extra>"
 PROMPT = f"the quick {EXTRA} brown fox jumps over the lazy dog and the quick {EXTRA}"

@@ -30,8 +30,9 @@ from app.serving.device import Device
 from app.serving.turns import OUR_FAULT
 from app.settings import CONTROLS, settings_from
 from app.tokens import Reader
+from core.drafting.methods import METHODS
 from core.errors import UserError
-from core.settings import METHODS, Settings
+from core.settings import Settings
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 fuzzed = settings(

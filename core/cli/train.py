@@ -24,6 +24,8 @@ def add(commands: Commands) -> None:
     limit.add_argument("--hours", type=float, metavar="H", help="without a limit it trains until it is interrupted")
     limit.add_argument("--tokens", type=int, metavar="N", help="answer tokens to learn from, each time counted")
     train.add_argument("--prompts", metavar="FILE", help="answer these; a prompts.toml, or a text file with one a line")
+    train.add_argument("--dialogues", metavar="FILE", help="learn from these texts of the target first (JSON lines)")
+    train.add_argument("--from", dest="head", metavar="HEAD", help="go on from the trained head in this folder")
     train.add_argument("--resume", action="store_true", help="go on with the training in --out")
     train.set_defaults(run=run_train)
 
@@ -47,7 +49,9 @@ def run_train(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     device = resolve_device(settings.device)
     target = load_model(settings.target or POCKET_NAME, device, "bf16", progress=console())
-    trainer = Trainer(target, out, Plan(tokens, seconds, prompts), arguments.resume)
+    dialogues, head = (Path(given) if given else None for given in (arguments.dialogues, arguments.head))
+    plan = Plan(tokens, seconds, prompts, dialogues=dialogues, head=head)
+    trainer = Trainer(target, out, plan, arguments.resume)
     with interruptible() as stop:
         told: Any = None
         for standing in trainer.run(stop):

@@ -6,10 +6,13 @@ with it. What a head learns is then what it will be asked for: the target's own 
 
 from __future__ import annotations
 
-import math
+import gzip
+import json
 import time
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,12 +23,12 @@ from transformers import DynamicCache
 from core.errors import Cancelled, UserError
 from core.loading.model import Model
 from core.loading.pair import special_ids
-from core.progress import Stop, duration, never
+from core.progress import Stop, never
 from core.settings import Settings
 from core.text import encode_prompt, fill_template
 
-BLOCK = 64
-"""Dialogues written at a time."""
+BLOCK, FIRST_BLOCK, FIRST_BLOCKS = 64, 16, 4
+"""Dialogues written at a time; and at first, so that a head soon begins to learn."""
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 224
 LEAST_ANSWER = 16
 """Tokens of an answer that is cut for want of time."""
@@ -51,11 +54,79 @@ def uncounted(tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Token ids [n] of prompt and answer; the answer begins at `start`."""
+    """Token ids [n] of prompt and answer; the answer begins at `start`. What is `held_out` is never learnt from."""
 
     ids: list[int]
     start: int
     temperature: float
+    held_out: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids) - 1
+
+    @property
+    def answer(self) -> int:
+        """Tokens of it."""
+        return len(self.ids) - self.start
+
+
+HELD_OUT, HELD_OUT_AT_FIRST = 25, 5
+"""Of the dialogues every so many-th is held out; of the first ones more, so that there is enough to look at."""
+
+
+def is_held_out(index: int) -> bool:
+    return index % (HELD_OUT_AT_FIRST if index < BLOCK else HELD_OUT) == 0
+
+
+def as_line(dialogue: Dialogue) -> str:
+    return json.dumps(asdict(dialogue), separators=(",", ":")) + "\n"
+
+
+def read_dialogues(file: Path, target: Model) -> list[Dialogue]:
+    """Those of a file, which may be gzipped: a JSON object a line with `ids` (token ids of prompt and answer), `start`
+    (or `p`, where the answer begins), `temperature` (or `t`, its answer's; 0 where there is none) and `held_out`; where
+    no line says which are, every HELD_OUT-th is. Raises UserError where they cannot be this target's."""
+    try:
+        content = file.read_bytes()
+        text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
+        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        found = [
+            Dialogue(
+                [int(token) for token in line["ids"]],
+                int(line["start"] if "start" in line else line["p"]),
+                float(line.get("temperature", line.get("t", 0.0))),
+                bool(line.get("held_out")),
+            )
+            for line in lines
+        ]
+    except OSError as error:
+        raise UserError(f"The dialogues {file} cannot be read: {error.strerror or error}.") from None
+    except (EOFError, zlib.error, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f'{file} is not a file of dialogues (a line each: {{"ids": [1, 2, 3], "start": 2}}).') from None
+    for number, dialogue in enumerate(found, 1):
+        known = all(0 <= token < target.vocab_size for token in dialogue.ids)
+        if not known or not 0 < dialogue.start < len(dialogue.ids) <= target.context_length:
+            raise UserError(f"Dialogue {number} of {file} cannot be one of {target.name}: its ids do not fit.")
+    if sum(usable(dialogue) for dialogue in found) < 2:
+        raise UserError(f"{file} holds no dialogues to learn from.")
+    if not any(dialogue.held_out for dialogue in found):
+        found = [Dialogue(d.ids, d.start, d.temperature, i % HELD_OUT == 0) for i, d in enumerate(found)]
+    return found
+
+
+def usable(dialogue: Dialogue) -> bool:
+    """Whether an answer is long enough for a row of it to be predicted."""
+    return dialogue.answer >= 3
+
+
+def block_size(index: int) -> int:
+    return FIRST_BLOCK if index < FIRST_BLOCKS else BLOCK
+
+
+def block_start(index: int) -> int:
+    """How many dialogues the blocks before this one have."""
+    return sum(block_size(i) for i in range(index))
 
 
 def write_block(
@@ -70,11 +141,10 @@ def write_block(
     """The block of dialogues with this index: the same for the same seed, whatever was written before.
 
     `prompts`: a person's own, taken by turns; None: the target writes them. Raises Cancelled after `stop`. After
-    `enough` answers end where they are, LEAST_ANSWER tokens on at the earliest.
+    `enough` prompts and answers end where they are, answers LEAST_ANSWER tokens on at the earliest.
     """
     generator = torch.Generator(target.device).manual_seed(seed * 1_000_003 + index)
-    size = BLOCK
-    first = index * size
+    first, size = block_start(index), block_size(index)
     if prompts is None:
         opened = own_prompts(target, size, generator, stop, count, enough)
     else:
@@ -92,8 +162,8 @@ def write_block(
     temperatures = [choice[(i % turns + i // turns) % len(choice)] for i in range(first, first + size)]
     answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop, 1.0, count, enough)
     return [
-        Dialogue(prompt + answer, len(prompt), temperature)
-        for prompt, answer, temperature in zip(opened, answers, temperatures)
+        Dialogue(prompt + answer, len(prompt), temperature, is_held_out(i))
+        for i, prompt, answer, temperature in zip(range(first, first + size), opened, answers, temperatures)
     ]
 
 
@@ -104,7 +174,9 @@ def own_prompts(
     if not getattr(target.tokenizer, "chat_template", None):
         opening = [first_token(target)]
         heat = [1.0] * size
-        begun = sample(target, [opening] * size, heat, OPENING_TOKENS, frozenset(), generator, stop, NUCLEUS, count)
+        begun = sample(
+            target, [opening] * size, heat, OPENING_TOKENS, frozenset(), generator, stop, NUCLEUS, count, enough
+        )
         return [opening + ids for ids in begun]
     before, after = user_turn(target)
     ends = target.stop_ids | {after[0]}
@@ -112,9 +184,13 @@ def own_prompts(
     found: list[list[int]] = []
     for _ in range(ATTEMPTS):
         heat = [1.0] * size
-        for ids in sample(target, [before] * size, heat, PROMPT_TOKENS, ends, generator, stop, NUCLEUS, count):
+        written = sample(target, [before] * size, heat, PROMPT_TOKENS, ends, generator, stop, NUCLEUS, count, enough)
+        for ids in written:
             if len(ids) > 1 and ids[-1] in ends and special.isdisjoint(ids[:-1]):
                 found.append([*before, *ids[:-1], *after])
+        if not found and enough():  # better the beginning of a prompt than none
+            begun = [ids[: next((i for i, token in enumerate(ids) if token in special | ends), None)] for ids in written]
+            found = [[*before, *ids, *after] for ids in begun if ids]
         if len(found) >= size or (found and enough()):
             return [found[i % len(found)] for i in range(size)]
     raise UserError(f"{target.name} writes hardly any prompts that end; give it prompts to answer.")
@@ -124,24 +200,13 @@ def own_prompts(
 def block_seconds(target: Model, written: bool) -> float:
     """How long a block takes here, by passes measured now; `written`: with prompts that the target writes itself."""
     network: Any = target.network
-    ids = torch.full((BLOCK, 1), first_token(target), device=target.device)
+    ids = torch.full((FIRST_BLOCK, 1), first_token(target), device=target.device)
     cache, times = DynamicCache(), []
     for _ in range(4):
         began = time.perf_counter()
         network(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits[0, -1, 0].item()
         times.append(time.perf_counter() - began)
     return median(times[1:]) * (PROMPT_TOKENS * written + ANSWER_TOKENS)
-
-
-def require_time(seconds: float, target: Model, written: bool, block: float) -> None:
-    """Raise UserError where `seconds` are too short for a head: for texts whose answers are cut as short as they may
-    be, where a whole `block` takes so long, and for learning from them."""
-    texts = block * (PROMPT_TOKENS * written + LEAST_ANSWER) / (PROMPT_TOKENS * written + ANSWER_TOKENS)
-    if seconds < texts / WRITING:
-        raise UserError(
-            f"In {duration(seconds)} there would be no head: even short texts to learn from take {target.name} about "
-            f"{duration(texts)} here. Train for {duration(60 * math.ceil(texts / WRITING / 60))} or longer."
-        )
 
 
 def user_turn(target: Model) -> tuple[list[int], list[int]]:

@@ -12,9 +12,8 @@ from core.costs.rounds import acceptance_rate
 from core.heads import HeadConfig
 from core.heads.checkpoint import MEASURED, save_head
 from core.loading.head import identify
-from core.training.dialogues import BLOCK
+from core.training.dialogues import BLOCK, HELD_OUT, HELD_OUT_AT_FIRST
 from core.training.loop import Plan, Standing, Trainer
-from core.training.pool import HELD_OUT, HELD_OUT_AT_FIRST
 from core.training.unroll import MATRIX_RATE, OTHER_RATE, STEP_WEIGHT, STEPS
 
 HELD_OUT_TEXTS = "on texts held out of its training, greedy"

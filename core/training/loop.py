@@ -1,6 +1,7 @@
-"""Train for as long as one likes: write dialogues, learn from them, tell how far the head is; stop and go on at will.
+"""Train for as long as one likes: get texts, learn from them, tell how far the head is; stop and go on at will.
 
-The target writes a block whenever the head has seen what there is EPOCHS times. Everything needed to go on lies in the
+Texts are those of a file first, then what the target writes. It reads a portion of them whenever the head has seen
+those before EPOCHS times, so that reading, writing and learning go on in turn. Everything needed to go on lies in the
 folder `training` of the output: the dialogues with their features, and a state of the head and its optimisers.
 """
 
@@ -20,32 +21,41 @@ import torch
 from torch import Tensor
 
 from core.errors import Cancelled, UserError
-from core.heads import HeadNetwork
+from core.heads import HeadConfig, HeadNetwork
+from core.heads.checkpoint import describe_head, load_weights
+from core.loading.head import check_target
 from core.loading.model import Model
 from core.progress import Stop, never
 from core.training import config_for, frequent_ids, new_head
-from core.training.dialogues import BLOCK, WRITING, Dialogue, block_seconds, require_time, write_block
+from core.training.dialogues import Dialogue, block_seconds, block_size, read_dialogues, write_block
 from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
-from core.training.pool import Entry, Pool, grouped
+from core.training.pool import ROWS_A_PASS, ROWS_A_PASS_ON_CUDA, Entry, Pool, grouped
 from core.training.unroll import STEPS, Learner, agreement
 
 SHOWN_STEPS = 5
 """Positions of a draft whose acceptance is told."""
 EPOCHS = 4
-FIRST_BLOCKS = 2
-"""Written before the first step where the head's vocabulary has to be chosen from them and there is time for it; else
-one is enough."""
-ROWS = 1536
-"""Of a batch."""
+ROWS, ROWS_AT_ONCE = 1536, 768
+"""Of a step; and of the batches in it, after each of which the standing moves."""
+ROWS_GOING_ON = 4608
+"""Of a step of a head that was trained before: what is left to learn shows above the noise of more rows alone."""
+SORTED_TOGETHER = 256
+"""Dialogues that are sorted by length to be batched."""
 WARM_UP = 30
+GOING_ON_RATE = 0.3
+"""The share of the full rates for a head that was trained before."""
 FALL = 0.5
 """The share of a limited run over which the rates fall to nothing."""
+WRITING = 0.4
+"""The share of a limited time that may go into the first texts: from there on they are cut."""
 SECONDS_BETWEEN_EVALUATIONS = 2.5
 """At least."""
 EVALUATING = 0.1
 """The share of the time that looking at held-out answers may take."""
 SECONDS_BETWEEN_SAVES = 60.0
-HELD_OUT_SHOWN = 64
+HELD_OUT_SHOWN, HELD_OUT_SOON = 64, 12
+"""Held-out answers that a look takes; and in the first minutes."""
+FIRST_MINUTES = 600.0
 ENOUGH_TO_SEE = 64
 """Tokens of an answer that is worth showing."""
 MOST_BYTES = 40 * 10**9
@@ -55,22 +65,25 @@ MOST_BYTES = 40 * 10**9
 @dataclass(frozen=True)
 class Plan:
     """How long to train: `tokens` answer tokens (each time one is seen counts), or `seconds`, or until stopped.
-    `prompts`: a person's own, else the target writes them."""
+    `prompts`: a person's own, else the target writes them. `dialogues`: a file of texts to learn from first; `head`:
+    the folder of a trained head to go on from."""
 
     tokens: int | None = None
     seconds: float | None = None
     prompts: Sequence[str] | None = None
     seed: int = 0
+    dialogues: Path | None = None
+    head: Path | None = None
 
 
 @dataclass
 class Standing:
-    """How far a head is. `writing`: tokens drawn of the texts in the making; `visits`: answer tokens learnt from, each
-    time counted; `agreement[i]`: on held-out answers, the share of greedy drafts whose first i + 1 tokens are the
-    target's own choice; `overlap`: Σ min(p, q) at the first token, which is what is accepted of it at temperature 1.
-    None, and empty, before the first evaluation."""
+    """How far a head is. `writing`: tokens drawn of the texts in the making; `answer_tokens`: those that there are to
+    learn from, `visits` how many were learnt from, each time counted; `agreement[i]`: on held-out answers, the share of
+    greedy drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first token, which
+    is what is accepted of it at temperature 1. None, and empty, before the first evaluation."""
 
-    doing: str = "writing"
+    doing: str = "reading"
     seconds: float = 0.0
     dialogues: int = 0
     answer_tokens: int = 0
@@ -103,7 +116,6 @@ class Trainer:
 
     def __init__(self, target: Model, folder: Path, plan: Plan, resume: bool = False) -> None:
         self.target, self.plan = target, plan
-        self.config = config_for(target)
         self.standing = Standing()
         self.history: list[Standing] = []
         self._elapsed: Callable[[], float] = float
@@ -112,25 +124,31 @@ class Trainer:
             raise UserError(f"{folder} holds a training already; go on with --resume, or name another folder.")
         if resume and not self._folder.exists():
             raise UserError(f"{folder} holds no training to resume.")
-        self._block_seconds = 0.0
-        if plan.seconds:
-            self._block_seconds = block_seconds(target, plan.prompts is None)
-            if not self._state_file.exists():
-                require_time(plan.seconds, target, plan.prompts is None, self._block_seconds)
+        given = read_dialogues(plan.dialogues, target) if plan.dialogues and not resume else []
+        config_for(target)  # a target of a kind that has no heads
+        if plan.head and not resume:
+            self._trained(plan.head)
         with on_disk(folder):
-            self._open()
+            self._open(given)
 
-    def _open(self) -> None:
+    def _open(self, given: list[Dialogue]) -> None:
+        self._recall()
+        self.config = self._trained(self.plan.head).config if self.plan.head else config_for(self.target)
         self._same_target()
-        self._keep_prompts()
-        self._pool = Pool(self._folder, self.config.feature_width, self.config.draft_vocab_size)
-        self._written: dict[int, list[Dialogue]] = {}
-        self._blocks = 0
-        """Blocks of dialogues learnt from so far; a run before this one may have left more in the pool."""
-        self._epoch = self._at = self._epoch_blocks = 0
-        """The epoch, its next batch, and how many blocks it goes over."""
+        rows = ROWS_A_PASS_ON_CUDA if self.target.device.type == "cuda" else ROWS_A_PASS
+        self._pool = Pool(self._folder, self.config.feature_width, self.config.draft_vocab_size, rows)
+        if given:
+            self._pool.write(given)
+        self._given = (self._folder / "given").exists() or bool(given)
+        if given:
+            (self._folder / "given").touch()
+        self._available = 0
+        """Dialogues learnt from so far; a run before this one may have left more in the pool."""
+        self._epoch = self._at = self._epoch_texts = 0
+        """The epoch, its next batch, and how many dialogues it goes over."""
         self._order: list[list[Entry]] = []
         self._learner: Learner | None = None
+        self._block_seconds: float | None = None
         if self._state_file.exists():
             self._load()
 
@@ -160,25 +178,28 @@ class Trainer:
         self._elapsed = lambda: clock() - began
         saved = clock()
         due = saved + SECONDS_BETWEEN_EVALUATIONS
+        looking: Iterator[bool] | None = None
+        looked = 0.0
         try:
-            while not stop() and self._done() < 1:
+            while not stop() and (self._done() < 1 or not standing.steps):
                 if self._needs_text():
-                    standing.doing = "writing"
-                    yield copy.deepcopy(standing)
-                    self._write(stop)
+                    self._read(stop)
+                elif self._learner is None:
+                    self._learner = Learner(self.untrained())
+                    due = clock()
                 else:
                     standing.doing = "learning"
-                    if self._learner is None:
-                        self._learner = Learner(self.untrained())
-                        due = clock()
-                    else:
-                        self._step()
+                    self._step()
                 now = clock()
                 standing.seconds = self._elapsed()
-                if self._learner and now >= due:
-                    self._evaluate()
-                    due = clock() + max(SECONDS_BETWEEN_EVALUATIONS, (clock() - now) / EVALUATING)
-                    yield copy.deepcopy(standing)
+                if self._learner and (looking or now >= due):
+                    looking = looking or self._looking()
+                    found = next(looking)
+                    looked += clock() - now
+                    if found:
+                        due = clock() + max(SECONDS_BETWEEN_EVALUATIONS, looked / EVALUATING)
+                        looking, looked = None, 0.0
+                yield copy.deepcopy(standing)
                 if now - saved >= SECONDS_BETWEEN_SAVES:
                     self.save()
                     saved = clock()
@@ -187,7 +208,10 @@ class Trainer:
         finally:
             self.save()
         if self._learner:
-            self._evaluate(overlap=True)
+            standing.doing = "checking"
+            for _ in self._looking(overlap=True):
+                standing.seconds = max(standing.seconds, self._elapsed())
+                yield copy.deepcopy(standing)
         standing.doing = "done" if self._done() >= 1 else "stopped"
         yield copy.deepcopy(standing)
 
@@ -199,7 +223,7 @@ class Trainer:
         state = {
             "learner": self._learner.state_dict(),
             "standing": asdict(self.standing),
-            "order": [self._blocks, self._epoch, self._at, self._epoch_blocks],
+            "order": [self._available, self._epoch, self._at, self._epoch_texts],
         }
         beside = self._state_file.with_suffix(".new")
         torch.save(state, beside)
@@ -218,7 +242,7 @@ class Trainer:
         found = [Standing(**line) for line in read_progress(self._folder)]
         self.history = [each for each in found if each.visits <= self.standing.visits]
         self._progress_file.write_text("".join(map(as_line, self.history)), encoding="utf-8")
-        self._blocks, self._epoch, self._at, self._epoch_blocks = state["order"]
+        self._available, self._epoch, self._at, self._epoch_texts = state["order"]
         self._order = self._ordered()
 
     def _same_target(self) -> None:
@@ -226,18 +250,21 @@ class Trainer:
         note = self._folder / "target.json"
         shape = json.loads(json.dumps(asdict(self.config)))
         if not note.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
             note.write_text(json.dumps(shape), encoding="utf-8")
         elif json.loads(note.read_text(encoding="utf-8")) != shape:
             raise UserError(f"{self._folder.parent} holds the training of a head for another target.")
 
-    def _keep_prompts(self) -> None:
-        """A training that goes on answers the prompts it began with, unless it is given others."""
-        file = self._folder / "prompts.json"
-        if self.plan.prompts is not None:
-            file.write_text(json.dumps(list(self.plan.prompts)), encoding="utf-8")
-        elif file.exists():
-            self.plan = replace(self.plan, prompts=json.loads(file.read_text(encoding="utf-8")))
+    def _recall(self) -> None:
+        """A training that goes on answers the prompts it began with, unless it is given others, and began with the head
+        that it began with."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file, plan = self._folder / "plan.json", self.plan
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            prompts = kept["prompts"] if plan.prompts is None else plan.prompts
+            self.plan = plan = replace(plan, prompts=prompts, head=Path(kept["head"]) if kept["head"] else None)
+        kept = {"prompts": plan.prompts and list(plan.prompts), "head": plan.head and str(plan.head.resolve())}
+        file.write_text(json.dumps(kept), encoding="utf-8")
 
     @property
     def _state_file(self) -> Path:
@@ -249,56 +276,61 @@ class Trainer:
 
     # Text
 
-    @property
-    def _first_blocks(self) -> int:
-        seconds = self.plan.seconds
-        haste = seconds is not None and FIRST_BLOCKS * self._block_seconds > WRITING * seconds
-        return FIRST_BLOCKS if self.config.draft_vocab_size < self.target.vocab_size and not haste else 1
-
     def _needs_text(self) -> bool:
-        if self._blocks < self._first_blocks:
+        training = self._pool.training(self._available)
+        if not training:
             return True
-        if self.plan.seconds and self.plan.seconds - self.standing.seconds < 2 * self._block_seconds:
+        plan, standing = self.plan, self.standing
+        unread = self._available < len(self._pool.texts)
+        if not unread and plan.seconds and plan.seconds - standing.seconds < 2 * self._seconds_of_block():
             return False  # time to learn from another block would be lacking
-        return self.standing.visits >= EPOCHS * self.standing.answer_tokens and self._pool.bytes() < MOST_BYTES
+        return standing.visits >= EPOCHS * standing.answer_tokens and self._pool.bytes() < MOST_BYTES
+
+    def _seconds_of_block(self) -> float:
+        if self._block_seconds is None:
+            self._block_seconds = block_seconds(self.target, self.plan.prompts is None)
+        return self._block_seconds
+
+    def _read(self, stop: Stop) -> None:
+        """The next portion of texts: read, or found in the pool where a run before this one came further."""
+        pool, standing = self._pool, self.standing
+        if self._available == len(pool.texts):
+            self._write(stop)
+        standing.doing = "reading"
+        if self._available == len(pool):
+            # Behind the text there must be room for a state, so that all that is learnt from it can be kept.
+            pool.read(self.target, self.config.aux_layers, self._draft_ids(), self._state_bytes())
+        self._available = pool.portion(self._available)
+        standing.dialogues = self._available
+        standing.answer_tokens = sum(entry.counted for entry in pool.training(self._available))
 
     def _write(self, stop: Stop) -> None:
-        """The next block of dialogues: written, or found in the pool where a run before this one came further."""
-        began = self._elapsed()
-        if len(self._pool) < (self._blocks + 1) * BLOCK:
-            ids = self._draft_ids(stop)
-            block = self._written.pop(self._blocks, None) or self._block(self._blocks, stop)
-            # Behind the text there must be room for a state, so that all that is learnt from it can be kept.
-            self._pool.add(self.target, block, self.config.aux_layers, ids, self._state_bytes())
-        self._block_seconds = max(self._block_seconds, self._elapsed() - began)
-        self.standing.writing = 0
-        self._blocks += 1
-        entries = self._pool.entries[: self._blocks * BLOCK]
-        self.standing.dialogues = len(entries)
-        self.standing.answer_tokens = sum(len(entry.ids) - entry.start for entry in entries)
+        """The next block of dialogues."""
+        began, plan, standing = self._elapsed(), self.plan, self.standing
+        index = self._pool.writes - self._given
+        standing.doing, standing.writing = "writing", 0
+        block = write_block(self.target, index, plan.seed, plan.prompts, stop, self._count, self._enough())
+        self._pool.write(block)
+        self._block_seconds = (self._elapsed() - began) * block_size(index + 1) / block_size(index)
 
-    def _block(self, index: int, stop: Stop) -> list[Dialogue]:
-        plan = self.plan
-        return write_block(self.target, index, plan.seed, plan.prompts, stop, self._count, self._enough(index))
-
-    def _enough(self, index: int) -> Stop:
-        """When a block of the first texts has had its part of a limited time."""
-        if not self.plan.seconds or self._learner is not None or index >= self._first_blocks:
+    def _enough(self) -> Stop:
+        """When the first texts have had their part of a limited time."""
+        if not self.plan.seconds or self._learner is not None:
             return never
-        until = WRITING * self.plan.seconds * (index + 1) / self._first_blocks
+        until = WRITING * self.plan.seconds
         return lambda: self._elapsed() >= until
 
     def _count(self, tokens: int) -> None:
         self.standing.writing += tokens
         self.standing.seconds = self._elapsed()
 
-    def _draft_ids(self, stop: Stop = never) -> Tensor:
-        """The head's vocabulary: what the first blocks use most, chosen once."""
+    def _draft_ids(self) -> Tensor:
+        """The head's vocabulary: what the first texts use most, chosen once."""
         file = self._folder / "draft_ids.pt"
         if not file.exists():
-            self._written = {i: self._block(i, stop) for i in range(self._first_blocks)}
-            answers = [d.ids[d.start :] for block in self._written.values() for d in block]
-            torch.save(frequent_ids(answers, self.target.vocab_size, self.config.draft_vocab_size), file)
+            answers = [d.ids[d.start :] for d in self._pool.texts]
+            ids = frequent_ids(answers, self.target.vocab_size, self.config.draft_vocab_size)
+            torch.save(self._trained(self.plan.head).draft_ids.cpu() if self.plan.head else ids, file)
         return torch.load(file, weights_only=True)
 
     # Learning
@@ -321,61 +353,95 @@ class Trainer:
 
     def _step(self) -> None:
         assert self._learner is not None
-        if self._at == len(self._order):
-            self._epoch, self._at, self._epoch_blocks = self._epoch + 1, 0, self._blocks
-            self._order = self._ordered()
-        batch = self._pool.batch(self._order[self._at], STEPS, self.target.device)
-        self._at += 1
-        warm = min(1.0, (self.standing.steps + 1) / WARM_UP)
-        loss = self._learner.step(self._embedding(), batch, warm * min(1.0, (1 - self._done()) / FALL))
         standing = self.standing
+        if self._at == len(self._order):
+            self._epoch, self._at, self._epoch_texts = self._epoch + 1, 0, self._available
+            self._order = self._ordered()
+        groups, rows = [], 0
+        most = ROWS_GOING_ON if self.plan.head else ROWS
+        for group in self._order[self._at :]:
+            rows += sum(entry.rows for entry in group)
+            if groups and rows > most:
+                break
+            groups.append(group)
+        total = sum(entry.counted for group in groups for entry in group)
+        loss = 0.0
+        for group in groups:
+            batch = self._pool.batch(group, STEPS, self.target.device)
+            counted = sum(entry.counted for entry in group)
+            loss += self._learner.learn(self._embedding(), batch, counted / total)
+            standing.visits += counted
+        warm = min(1.0, (standing.steps + 1) / WARM_UP) * (GOING_ON_RATE if self.plan.head else 1.0)
+        self._learner.step(warm * min(1.0, max(0.0, 1 - self._done()) / FALL))
+        self._at += len(groups)
         standing.steps += 1
-        standing.visits += int(batch.counted.sum())
         standing.loss = loss if standing.loss is None else standing.loss + 0.05 * (loss - standing.loss)
 
     def _ordered(self) -> list[list[Entry]]:
         """The batches of an epoch: texts of like length together, in an order that the seed and the epoch decide."""
-        entries = self._pool.training(self._epoch_blocks * BLOCK)
+        entries = self._pool.training(self._epoch_texts)
         chance = random.Random(self.plan.seed * 1_000_003 + self._epoch)
         chance.shuffle(entries)
         batches = []
-        for at in range(0, len(entries), 4 * BLOCK):
-            some = sorted(entries[at : at + 4 * BLOCK], key=lambda entry: entry.rows)
-            batches += [[some[i] for i in group] for group in grouped([entry.rows for entry in some], ROWS)]
+        for at in range(0, len(entries), SORTED_TOGETHER):
+            some = sorted(entries[at : at + SORTED_TOGETHER], key=lambda entry: entry.rows)
+            batches += [[some[i] for i in group] for group in grouped([entry.rows for entry in some], ROWS_AT_ONCE)]
         chance.shuffle(batches)
         return batches
 
-    def _evaluate(self, overlap: bool = False) -> None:
-        """Agreement on the held-out texts of the lowest temperature, where the text is what the target would choose, or
-        nearly; and `overlap` on those written at temperature 1."""
+    def _looking(self, overlap: bool = False) -> Iterator[bool]:
+        """A look at the held-out texts of the lowest temperature, where the text is what the target would choose, or
+        nearly; and, for `overlap`, at those written at temperature 1. Yields after every batch, True at the end; the
+        head that is looked at is that of the beginning."""
+        head, visits = copy.deepcopy(self.head), copy.deepcopy(self.standing)
         every = self._pool.held_out()
-        coolest = min((entry.temperature for entry in every), default=0.0)
-        if found := self._agreement([entry for entry in every if entry.temperature == coolest]):
-            self.standing.agreement = found[0]
-        if overlap and (found := self._agreement([entry for entry in every if entry.temperature == 1.0])):
-            self.standing.overlap = found[1]
-        if not self.history or self.history[-1].visits < self.standing.visits:
-            self.history.append(copy.deepcopy(self.standing))
+        coolest = min((entry.dialogue.temperature for entry in every), default=0.0)
+        soon = bool(self.plan.seconds) and self.plan.seconds <= FIRST_MINUTES
+        found: Any = None
+        for found in self._agreement(head, every, coolest, HELD_OUT_SOON if soon else HELD_OUT_SHOWN):
+            yield False
+        if found:
+            visits.agreement = self.standing.agreement = found[0]
+        if overlap:
+            found = None
+            for found in self._agreement(head, every, 1.0, HELD_OUT_SOON if soon else HELD_OUT_SHOWN):
+                yield False
+            if found:
+                visits.overlap = self.standing.overlap = found[1]
+        if not self.history or self.history[-1].visits < visits.visits:
+            self.history.append(visits)
             with self._progress_file.open("a", encoding="utf-8") as file:
-                file.write(as_line(self.standing))
+                file.write(as_line(visits))
+        yield True
 
-    def _agreement(self, held: list[Entry]) -> tuple[list[float], float] | None:
-        held = sorted(held[:HELD_OUT_SHOWN], key=lambda entry: entry.rows)
-        groups = grouped([entry.rows for entry in held], ROWS)
+    def _agreement(
+        self, head: HeadNetwork, every: list[Entry], temperature: float, most: int
+    ) -> Iterator[tuple[list[float], float]]:
+        held = [entry for entry in every if entry.dialogue.temperature == temperature][:most]
+        held = sorted(held, key=lambda entry: entry.rows)
+        groups = grouped([entry.rows for entry in held], ROWS_AT_ONCE)
         batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
-        return agreement(self.head, self._embedding(), batches, SHOWN_STEPS) if held else None
+        return agreement(head, self._embedding(), batches, SHOWN_STEPS)
 
     def _embedding(self) -> Tensor:
         network: Any = self.target.network
         weight = network.get_input_embeddings().weight.detach()
         return weight.float() if weight.dtype == torch.float16 else weight  # gradients would underflow
 
+    def _trained(self, folder: Path) -> HeadNetwork:
+        """The head of a folder, in float32. Raises UserError where it is none for this target."""
+        found = describe_head(folder, str(folder))
+        config: HeadConfig = found.config(check_target(found, str(folder), self.target)[0])
+        return load_weights(folder, str(folder), config, torch.float32, self.target.device)
+
     def untrained(self) -> HeadNetwork:
         """The head as it was before its first step."""
+        if self.plan.head:
+            return self._trained(self.plan.head).train().requires_grad_(True)
         return new_head(self.target, self.config, self._draft_ids(), self.plan.seed)
 
     def held_out(self) -> Entry | None:
         """The answer by which one can see how far the head is: the first that is long, or the longest of all."""
         every = self._pool.held_out()
-        long = (entry for entry in every if len(entry.ids) - entry.start >= ENOUGH_TO_SEE)
-        return next(long, max(every, key=lambda entry: len(entry.ids) - entry.start, default=None))
+        long = (entry for entry in every if entry.dialogue.answer >= ENOUGH_TO_SEE)
+        return next(long, max(every, key=lambda entry: entry.dialogue.answer, default=None))

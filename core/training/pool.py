@@ -1,15 +1,16 @@
 """What the target knew at every token of the dialogues, computed once and kept in files that only grow.
 
 Row t of a dialogue holds the features of token t and the target's distribution of token t + 1: its likeliest draft ids
-with their probabilities, and the likeliest id of all. After an interruption the files are cut back to what the index
-names, so nothing that was finished is lost and nothing half-written is read.
+with their probabilities, and the likeliest id of all. The dialogues lie beside as they were written; after an
+interruption the files are cut back to what is whole, so nothing that was finished is lost and nothing half-written is
+read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,38 @@ import torch
 from torch import Tensor
 
 from core.loading.model import Model
-from core.training.dialogues import BLOCK, Dialogue
+from core.training.dialogues import Dialogue, as_line, usable
 from core.training.kept import require_room
 
 KEPT = 32
 """Draft ids kept of a row of the target's distribution."""
-HELD_OUT, HELD_OUT_AT_FIRST = 25, 5
-"""Every so many-th dialogue is never trained on; of the first block more, so that there is enough to look at."""
-ROWS_A_PASS = 3072
+ROWS_A_PASS, ROWS_A_PASS_ON_CUDA = 512, 8192
+"""Of a portion: what the target reads at once."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A dialogue in the pool: rows `row` … `row + len(ids) - 2`."""
+    """A dialogue that was read: its features are rows `row` … `row + rows - 1`."""
 
-    ids: list[int]
-    start: int
-    temperature: float
+    dialogue: Dialogue
     row: int
 
     @property
+    def ids(self) -> list[int]:
+        return self.dialogue.ids
+
+    @property
+    def start(self) -> int:
+        return self.dialogue.start
+
+    @property
     def rows(self) -> int:
-        return len(self.ids) - 1
+        return self.dialogue.rows
+
+    @property
+    def counted(self) -> int:
+        """Rows whose first pass predicts a token of the answer."""
+        return self.rows - 1 - max(0, self.start - 2)
 
 
 @dataclass(frozen=True)
@@ -55,65 +66,88 @@ class Batch:
     best: Tensor
     counted: Tensor
 
+    @property
+    def first(self) -> int:
+        """The first row that counts in any of the texts."""
+        return int(self.counted.any(0).int().argmax())
+
 
 class Pool:
-    """Dialogues with their features, in `folder`. `width` is that of a row of features."""
+    """Dialogues with their features, in `folder`. `width` is that of a row of features; `texts` are all dialogues,
+    `entries` those that were read. `rows` are read at once.
 
-    def __init__(self, folder: Path, width: int, draft_vocab: int) -> None:
+    Texts are read a portion at a time, and portions never reach from one call of `write` into the next, so that what
+    is read together does not hang on when it was read."""
+
+    def __init__(self, folder: Path, width: int, draft_vocab: int, rows: int = ROWS_A_PASS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._kept = folder, min(KEPT, draft_vocab)
+        self._folder, self._kept, self._rows = folder, min(KEPT, draft_vocab), rows
         self._types = {
             "features": (np.dtype(np.int16), width),  # bf16, bit by bit
             "teacher": (np.dtype(np.int32), self._kept),
             "probs": (np.dtype(np.float16), self._kept),
             "best": (np.dtype(np.int32), 1),
         }
-        self.entries = self._read_index()
-        rows = self.entries[-1].row + self.entries[-1].rows if self.entries else 0
+        self.texts: list[Dialogue] = []
+        self._ends: list[int] = []
+        """How many texts there were after each call of `write`."""
+        for dialogues in self._read_texts():
+            self.texts += dialogues
+            self._ends.append(len(self.texts))
+        self.entries: list[Entry] = []
         self._maps: dict[str, np.ndarray] = {}
-        for name, (dtype, columns) in self._types.items():
-            with self._file(name).open("ab") as file:
-                file.truncate(rows * columns * dtype.itemsize)
+        self._cut_back()
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def writes(self) -> int:
+        """How often texts were added."""
+        return len(self._ends)
 
     def bytes(self) -> int:
         return sum(self._file(name).stat().st_size for name in self._types)
 
     def training(self, first: int) -> list[Entry]:
         """Of the first dialogues those to train on."""
-        return [e for i, e in enumerate(self.entries[:first]) if not is_held_out(i) and usable(e)]
+        return [e for e in self.entries[:first] if not e.dialogue.held_out and usable(e.dialogue)]
 
     def held_out(self) -> list[Entry]:
-        return [e for i, e in enumerate(self.entries) if is_held_out(i) and usable(e)]
+        return [e for e in self.entries if e.dialogue.held_out and usable(e.dialogue)]
 
-    def add(
-        self, target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int], draft_ids: Tensor, spare: int = 0
-    ) -> None:
-        """Run the target over the dialogues and keep what it knew. Raises UserError where the disk cannot take that and
-        `spare` bytes more."""
+    def write(self, dialogues: Sequence[Dialogue]) -> None:
+        """Add texts, to be read in time."""
+        lines = [as_line(dialogue) for dialogue in dialogues]
+        require_room(self._folder, sum(map(len, lines)))
+        with self._texts_file.open("a", encoding="utf-8") as file:
+            file.write("".join(lines) + "\n")  # an empty line: they are all there
+        self.texts += dialogues
+        self._ends.append(len(self.texts))
+
+    def portion(self, after: int) -> int:
+        """Where the portion ends that begins after so many texts."""
+        end = next(end for end in self._ends if end > after)
+        last, longest = after, 0
+        while last < end:
+            longest = max(longest, self.texts[last].rows + 1)
+            if last > after and longest * (last + 1 - after) > self._rows:
+                break
+            last += 1
+        return last
+
+    def read(self, target: Model, layers: Sequence[int], draft_ids: Tensor, spare: int = 0) -> None:
+        """Run the target over the next portion of texts and keep what it knew. Raises UserError where the disk cannot
+        take that and `spare` bytes more."""
+        first = len(self.entries)
+        dialogues = self.texts[first : self.portion(first)]
         row_bytes = sum(dtype.itemsize * columns for dtype, columns in self._types.values())
-        require_room(self._folder, row_bytes * sum(len(d.ids) for d in dialogues) + spare)
-        order = sorted(range(len(dialogues)), key=lambda i: len(dialogues[i].ids))
-        found: dict[int, list[np.ndarray]] = {}
-        for group in grouped([len(dialogues[i].ids) for i in order], ROWS_A_PASS):
-            members = [order[j] for j in group]
-            for i, rows in zip(members, self._run(target, [dialogues[i] for i in members], layers, draft_ids)):
-                found[i] = rows
-        row = self.entries[-1].row + self.entries[-1].rows if self.entries else 0
-        files = [self._file(name).open("ab") for name in self._types]
-        added: list[Entry] = []
-        for i, dialogue in enumerate(dialogues):
-            for file, array in zip(files, found[i]):
-                file.write(array.tobytes())
-            added.append(Entry(dialogue.ids, dialogue.start, dialogue.temperature, row))
-            row += len(dialogue.ids) - 1
-        for file in files:
-            file.close()
-        with self._index.open("a", encoding="utf-8") as index:  # last: names only what is whole
-            index.write("".join(json.dumps(asdict(entry)) + "\n" for entry in added))
-        self.entries += added
+        require_room(self._folder, row_bytes * sum(d.rows for d in dialogues) + spare)
+        found = self._run(target, dialogues, layers, draft_ids)
+        for i, name in enumerate(self._types):
+            with self._file(name).open("ab") as file:
+                file.write(b"".join(arrays[i].tobytes() for arrays in found))
+        self._append(dialogues)
         self._maps.clear()
 
     def batch(self, entries: Sequence[Entry], steps: int, device: torch.device) -> Batch:
@@ -130,7 +164,7 @@ class Pool:
             arrays["features"][b, :n] = self._map("features")[entry.row : entry.row + n]
             for name in ("teacher", "probs", "best"):  # row t predicts token t + 2: what the target knew at t + 1
                 arrays[name][b, : n - 1] = self._map(name)[entry.row + 1 : entry.row + n]
-            counted[b, max(0, entry.start - 2) : n - 1] = True  # a round drafts the answer's first token, too
+            counted[b, n - 1 - entry.counted : n - 1] = True  # a round drafts the answer's first token, too
         features = torch.from_numpy(arrays["features"]).view(torch.bfloat16)[:, :width]
         return Batch(
             features.to(device),
@@ -167,8 +201,8 @@ class Pool:
         return found
 
     @property
-    def _index(self) -> Path:
-        return self._folder / "dialogues.jsonl"
+    def _texts_file(self) -> Path:
+        return self._folder / "texts.jsonl"
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.bin"
@@ -179,23 +213,41 @@ class Pool:
             self._maps[name] = np.memmap(self._file(name), dtype, "r").reshape(-1, columns)
         return self._maps[name]
 
-    def _read_index(self) -> list[Entry]:
-        if not self._index.exists():
+    def _append(self, dialogues: Iterable[Dialogue]) -> None:
+        for dialogue in dialogues:
+            last = self.entries[-1] if self.entries else None
+            self.entries.append(Entry(dialogue, last.row + last.rows if last else 0))
+
+    def _read_texts(self) -> list[list[Dialogue]]:
+        """What each call of `write` wrote; the file is cut to that."""
+        if not self._texts_file.exists():
             return []
-        lines = self._index.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        whole = whole[: len(whole) // BLOCK * BLOCK]
-        self._index.write_text("".join(whole), encoding="utf-8")
-        return [Entry(**json.loads(line)) for line in whole]
+        content = self._texts_file.read_text(encoding="utf-8")
+        whole = content[: content.rfind("\n\n") + 2] if "\n\n" in content else ""
+        if whole != content:
+            self._texts_file.write_text(whole, encoding="utf-8")
+        return [[Dialogue(**json.loads(line)) for line in part.splitlines()] for part in whole.split("\n\n")[:-1]]
+
+    def _cut_back(self) -> None:
+        """To the portions that are whole in every file."""
+        sizes = {name: dtype.itemsize * columns for name, (dtype, columns) in self._types.items()}
+        there = {name: self._file(name).stat().st_size if self._file(name).exists() else 0 for name in sizes}
+        whole = min(there[name] // size for name, size in sizes.items())
+        rows = 0
+        while len(self.entries) < len(self.texts):
+            portion = self.texts[len(self.entries) : self.portion(len(self.entries))]
+            rows += sum(dialogue.rows for dialogue in portion)
+            if rows > whole:
+                break
+            self._append(portion)
+        rows = self.entries[-1].row + self.entries[-1].rows if self.entries else 0
+        for name, size in sizes.items():
+            with self._file(name).open("ab") as file:
+                file.truncate(rows * size)
 
 
-def is_held_out(index: int) -> bool:
-    return index % (HELD_OUT_AT_FIRST if index < BLOCK else HELD_OUT) == 0
-
-
-def usable(entry: Entry) -> bool:
-    """Whether an answer is long enough for a row of it to be predicted."""
-    return len(entry.ids) - entry.start >= 3
+def rows_a_pass(device: torch.device) -> int:
+    return ROWS_A_PASS_ON_CUDA if device.type == "cuda" else ROWS_A_PASS
 
 
 def padded(rows: Tensor, first: int) -> np.ndarray:

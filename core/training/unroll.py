@@ -24,7 +24,8 @@ STEPS = 3
 """Passes unrolled: drafts of more tokens run the last of them on."""
 STEP_WEIGHT = 0.8
 MATRIX_RATE, OTHER_RATE = 0.03, 1e-3
-AVERAGE = 0.99
+AVERAGE = 0.999
+"""Kept of the running average at a step, once there were steps enough."""
 
 
 class Unroll(nn.Module):
@@ -35,34 +36,45 @@ class Unroll(nn.Module):
         self.head = head
 
     def forward(self, embedding: Tensor, batch: Batch, steps: int) -> list[Tensor]:
-        """[rows of step i, hidden] for each step; `embedding` is the target's table."""
+        """[rows of step i, hidden] for each step; `embedding` is the target's table. Rows before `first`, the beginning
+        that all texts share, are keys and values of the first pass alone."""
         head = self.head
-        width = batch.features.shape[1]
+        width, first = batch.features.shape[1], batch.first
         embedded = F.embedding(batch.tokens, embedding)
         inputs = head.join(batch.features.to(embedding.dtype))
         keys: list[Tensor] = []
         values: list[Tensor] = []
         outputs = []
         for i in range(steps):
-            at = torch.arange(i, i + width, device=inputs.device)
-            residual, q, k, v = head.project(embedded[:, i : i + width], inputs, at)
+            begin = first if i else 0
+            at = torch.arange(begin + i, i + width, device=inputs.device)
+            residual, q, k, v = head.project(embedded[:, begin + i : i + width], inputs, at)
             group = q.shape[1] // k.shape[1]
             keys.append(repeat(k, group))
             values.append(repeat(v, group))
-            mask = chain_mask(width, i, q.device) if i else None
-            attended = F.scaled_dot_product_attention(
-                q, torch.cat(keys, 2), torch.cat(values, 2), mask, is_causal=not i
-            )
-            hidden = head.finish(residual, attended)
-            outputs.append(head.norm(hidden.flatten(0, 1)[rows_that_count(batch, i)]))
+            if not i:
+                residual, q = residual[:, first:], q[:, :, first:]
+            hidden = head.finish(residual, attend(q, keys, values))
+            rows = (batch.counted[:, first + i : i + width] & batch.counted[:, first:width]).flatten().nonzero()[:, 0]
+            outputs.append(head.norm(hidden.flatten(0, 1)[rows]))
             inputs = head.feed_back(hidden)
         return outputs
 
 
-def chain_mask(width: int, step: int, device: torch.device) -> Tensor:
-    """[width, (step + 1) · width] what a row of a recurrent step sees: first-pass rows up to its own, its own chain."""
-    own = torch.eye(width, dtype=torch.bool, device=device)
-    return torch.cat([own.new_ones(width, width).tril(), *[own] * step], 1)
+def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Attention of the last rows of a text, queries [B, heads, n, d]: to the rows of the first pass, keys[0] [B, heads,
+    m, d], up to their own, and of each later pass [B, heads, n, d] to their own alone, which is what a row and its
+    chain have before them."""
+    n, m = q.shape[2], keys[0].shape[2]
+    scores = q @ keys[0].transpose(-1, -2)
+    seen = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    own = [(q * k).sum(-1, keepdim=True) for k in keys[1:]]
+    weights = (torch.cat([scores, *own], -1) * q.shape[-1] ** -0.5).softmax(-1)
+    attended = weights[..., :m] @ values[0]
+    for j, v in enumerate(values[1:]):
+        attended = attended + weights[..., m + j, None] * v
+    return attended
 
 
 def rows_that_count(batch: Batch, step: int) -> Tensor:
@@ -113,9 +125,12 @@ def loss_of(head: HeadNetwork, embedding: Tensor, batch: Batch, steps: int) -> t
 
 
 @torch.no_grad()
-def agreement(head: HeadNetwork, embedding: Tensor, batches: Iterator[Batch], steps: int) -> tuple[list[float], float]:
+def agreement(
+    head: HeadNetwork, embedding: Tensor, batches: Iterator[Batch], steps: int
+) -> Iterator[tuple[list[float], float]]:
     """Greedy, teacher-forced: the share of rows where the first i + 1 drafted tokens are all the target's likeliest,
-    for each i; and Σ min(p, q) at the first, which is what is accepted at temperature 1."""
+    for each i; and Σ min(p, q) at the first, which is what is accepted at temperature 1. Of the batches so far, after
+    each."""
     parameters = {f"head.{name}": p.to(embedding.dtype) for name, p in head.named_parameters()}
     draft_ids = head.draft_ids
     hits, overlap, rows_seen = [0] * steps, 0.0, 0
@@ -133,7 +148,7 @@ def agreement(head: HeadNetwork, embedding: Tensor, batches: Iterator[Batch], st
             if i == 0:
                 q = logits.float().softmax(-1).gather(1, of_step(batch.teacher, batch, 0, rows))
                 overlap += float(torch.minimum(q, of_step(batch.probs, batch, 0, rows)).sum())
-    return [hit / max(rows_seen, 1) for hit in hits], overlap / max(rows_seen, 1)
+        yield [hit / max(rows_seen, 1) for hit in hits], overlap / max(rows_seen, 1)
 
 
 class Learner:
@@ -150,10 +165,15 @@ class Learner:
         ]
         self._steps = 0
 
-    def step(self, embedding: Tensor, batch: Batch, rate: float) -> float:
-        """One step at this share of the full rates; the loss of the first unrolled pass."""
+    def learn(self, embedding: Tensor, batch: Batch, share: float) -> float:
+        """Add to the gradients what a batch says that has this share of a step's rows; so much of the loss of its first
+        pass."""
         loss, first = loss_of(self.head, embedding, batch, STEPS)
-        loss.backward()
+        (loss * share).backward()
+        return first * share
+
+    def step(self, rate: float) -> None:
+        """One step at this share of the full rates."""
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         for optimiser, full in zip(self._optimisers, (MATRIX_RATE, OTHER_RATE)):
             for group in optimiser.param_groups:
@@ -165,7 +185,6 @@ class Learner:
         with torch.no_grad():
             for mean, new in zip(self.average.parameters(), self.head.parameters()):
                 mean.lerp_(new, 1 - kept)
-        return first
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -189,7 +189,9 @@ def own_prompts(
             if len(ids) > 1 and ids[-1] in ends and special.isdisjoint(ids[:-1]):
                 found.append([*before, *ids[:-1], *after])
         if not found and enough():  # better the beginning of a prompt than none
-            begun = [ids[: next((i for i, token in enumerate(ids) if token in special | ends), None)] for ids in written]
+            begun = [
+                ids[: next((i for i, token in enumerate(ids) if token in special | ends), None)] for ids in written
+            ]
             found = [[*before, *ids, *after] for ids in begun if ids]
         if len(found) >= size or (found and enough()):
             return [found[i % len(found)] for i in range(size)]

@@ -17,14 +17,17 @@ from core.training.loop import Plan, Standing, Trainer
 from core.training.unroll import MATRIX_RATE, OTHER_RATE, STEP_WEIGHT, STEPS
 
 HELD_OUT_TEXTS = "on texts held out of its training, greedy"
+SAMPLES = "on the page's sample prompts, greedy"
 
 
 def export(trainer: Trainer, folder: Path) -> None:
     """Write config.json, model.safetensors (bf16) and README.md into `folder`."""
     target = trainer.target.name
     entries: dict[str, Any] = {"target": {"name": target, **identify(trainer.target.config, trainer.target.tokenizer)}}
-    if reached := trainer.standing.agreement:
-        entries[MEASURED] = {"acceptance_rate": round(acceptance_rate(reached), 4), "where": HELD_OUT_TEXTS}
+    standing = trainer.standing
+    if reached := standing.reached or standing.agreement:
+        where = SAMPLES if standing.reached else HELD_OUT_TEXTS
+        entries[MEASURED] = {"acceptance_rate": round(acceptance_rate(reached), 4), "where": where}
     save_head(trainer.head, folder, **entries)
     (folder / "README.md").write_text(
         card(target, trainer.config, trainer.plan, trainer.standing, folder), encoding="utf-8"

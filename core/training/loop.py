@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.costs.rounds import acceptance_rate
 from core.errors import Cancelled, UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.checkpoint import describe_head, load_weights
@@ -30,7 +31,7 @@ from core.training import config_for, frequent_ids, new_head
 from core.training.dialogues import Dialogue, block_seconds, block_size, read_dialogues, write_block
 from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
 from core.training.pool import ROWS_A_PASS, ROWS_A_PASS_ON_CUDA, Entry, Pool, grouped
-from core.training.unroll import STEPS, Learner, agreement
+from core.training.unroll import STEPS, Learner, agreements
 
 SHOWN_STEPS = 5
 """Positions of a draft whose acceptance is told."""
@@ -56,6 +57,7 @@ SECONDS_BETWEEN_SAVES = 60.0
 HELD_OUT_SHOWN, HELD_OUT_SOON = 64, 12
 """Held-out answers that a look takes; and in the first minutes."""
 FIRST_MINUTES = 600.0
+ENDED = ("done", "stopped")
 ENOUGH_TO_SEE = 64
 """Tokens of an answer that is worth showing."""
 MOST_BYTES = 40 * 10**9
@@ -81,7 +83,8 @@ class Standing:
     """How far a head is. `writing`: tokens drawn of the texts in the making; `answer_tokens`: those that there are to
     learn from, `visits` how many were learnt from, each time counted; `agreement[i]`: on held-out answers, the share of
     greedy drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first token, which
-    is what is accepted of it at temperature 1. None, and empty, before the first evaluation."""
+    is what is accepted of it at temperature 1; `reached[i]`: the share of rounds that accepted at least i + 1 tokens
+    when the head was last drafted with, in a `Session`. None, and empty, before the first evaluation."""
 
     doing: str = "reading"
     seconds: float = 0.0
@@ -93,6 +96,12 @@ class Standing:
     loss: float | None = None
     agreement: list[float] = field(default_factory=list)
     overlap: float | None = None
+    reached: list[float] = field(default_factory=list)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Of the guesses that were judged, when it last drafted for the pair it is to race in."""
+        return acceptance_rate(self.reached) if self.reached else None
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -155,9 +164,17 @@ class Trainer:
     def go_on(self) -> None:
         """Where all of the plan is behind, take it for so much more."""
         plan, standing = self.plan, self.standing
-        if self._done() >= 1:
+        if self.done() >= 1:
             tokens = plan.tokens and plan.tokens + standing.visits
             self.plan = replace(plan, tokens=tokens, seconds=plan.seconds and plan.seconds + standing.seconds)
+
+    @property
+    def now(self) -> Standing:
+        """A copy of the standing with the time it is now, for whoever asks from another thread."""
+        standing = copy.copy(self.standing)
+        if standing.doing not in ENDED:
+            standing.seconds = max(standing.seconds, self._elapsed())
+        return standing
 
     @property
     def head(self) -> HeadNetwork:
@@ -181,7 +198,7 @@ class Trainer:
         looking: Iterator[bool] | None = None
         looked = 0.0
         try:
-            while not stop() and (self._done() < 1 or not standing.steps):
+            while not stop() and (self.done() < 1 or not standing.steps):
                 if self._needs_text():
                     self._read(stop)
                 elif self._learner is None:
@@ -212,7 +229,7 @@ class Trainer:
             for _ in self._looking(overlap=True):
                 standing.seconds = max(standing.seconds, self._elapsed())
                 yield copy.deepcopy(standing)
-        standing.doing = "done" if self._done() >= 1 else "stopped"
+        standing.doing = ENDED[0] if self.done() >= 1 else ENDED[1]
         yield copy.deepcopy(standing)
 
     def save(self) -> None:
@@ -335,7 +352,7 @@ class Trainer:
 
     # Learning
 
-    def _done(self) -> float:
+    def done(self) -> float:
         """The share of the plan that is behind; 0 throughout where there is no end to it."""
         plan, standing = self.plan, self.standing
         shares = [
@@ -348,7 +365,7 @@ class Trainer:
         """Until the plan is done, as far as can be told."""
         if self.plan.seconds:
             return max(0.0, self.plan.seconds - self.standing.seconds)
-        done = self._done()
+        done = self.done()
         return self.standing.seconds * (1 - done) / done if done else None
 
     def _step(self) -> None:
@@ -372,7 +389,7 @@ class Trainer:
             loss += self._learner.learn(self._embedding(), batch, counted / total)
             standing.visits += counted
         warm = min(1.0, (standing.steps + 1) / WARM_UP) * (GOING_ON_RATE if self.plan.head else 1.0)
-        self._learner.step(warm * min(1.0, max(0.0, 1 - self._done()) / FALL))
+        self._learner.step(warm * min(1.0, max(0.0, 1 - self.done()) / FALL))
         self._at += len(groups)
         standing.steps += 1
         standing.loss = loss if standing.loss is None else standing.loss + 0.05 * (loss - standing.loss)
@@ -393,25 +410,22 @@ class Trainer:
         """A look at the held-out texts of the lowest temperature, where the text is what the target would choose, or
         nearly; and, for `overlap`, at those written at temperature 1. Yields after every batch, True at the end; the
         head that is looked at is that of the beginning."""
-        head, visits = copy.deepcopy(self.head), copy.deepcopy(self.standing)
+        head, seen = copy.deepcopy(self.head), copy.deepcopy(self.standing)
         every = self._pool.held_out()
         coolest = min((entry.dialogue.temperature for entry in every), default=0.0)
         soon = bool(self.plan.seconds) and self.plan.seconds <= FIRST_MINUTES
-        found: Any = None
-        for found in self._agreement(head, every, coolest, HELD_OUT_SOON if soon else HELD_OUT_SHOWN):
+        most = HELD_OUT_SOON if soon else HELD_OUT_SHOWN
+        for agreement, _ in self._agreement(head, every, coolest, most):
             yield False
-        if found:
-            visits.agreement = self.standing.agreement = found[0]
+            seen.agreement = self.standing.agreement = agreement
         if overlap:
-            found = None
-            for found in self._agreement(head, every, 1.0, HELD_OUT_SOON if soon else HELD_OUT_SHOWN):
+            for _, seen.overlap in self._agreement(head, every, 1.0, most):
                 yield False
-            if found:
-                visits.overlap = self.standing.overlap = found[1]
-        if not self.history or self.history[-1].visits < visits.visits:
-            self.history.append(visits)
+            self.standing.overlap = seen.overlap
+        if not self.history or self.history[-1].visits < seen.visits:
+            self.history.append(seen)
             with self._progress_file.open("a", encoding="utf-8") as file:
-                file.write(as_line(visits))
+                file.write(as_line(seen))
         yield True
 
     def _agreement(
@@ -421,7 +435,7 @@ class Trainer:
         held = sorted(held, key=lambda entry: entry.rows)
         groups = grouped([entry.rows for entry in held], ROWS_AT_ONCE)
         batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
-        return agreement(head, self._embedding(), batches, SHOWN_STEPS)
+        return agreements(head, self._embedding(), batches, SHOWN_STEPS)
 
     def _embedding(self) -> Tensor:
         network: Any = self.target.network

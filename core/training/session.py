@@ -1,6 +1,7 @@
-"""A training as a person watches it: what the head would bring here now, and one answer drafted again and again.
+"""A training as a person watches it: what the head would bring here now, and answers drafted again and again.
 
-Costs and drafts are those of the pair that will race: its target's own passes, in its own precision.
+Costs and drafts are those of the pair that will race: its target's own passes, in its own precision, on the page's own
+sample prompts. So what is told of a head is what its race then shows.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
-from core.costs.rounds import RoundCosts, expected_tokens_by_position
+from core.costs.rounds import RoundCosts, acceptance_rate, expected_tokens_by_position
 from core.decoding import speculative
 from core.drafting.build import round_costs
 from core.drafting.head import HeadDrafter
@@ -26,24 +28,27 @@ from core.loading.model import ALL_THREADS, Model, threads
 from core.loading.pair import Pair
 from core.loading.precision import DTYPES
 from core.progress import Stop, never
-from core.records import Run
+from core.records import Run, accepted_by_position
 from core.sampling import Sampling
 from core.settings import Settings
-from core.text import Detokenizer
-from core.training.dialogues import user_turn
+from core.text import Detokenizer, encode_prompt, read_prompts
 from core.training.export import export
-from core.training.loop import SHOWN_STEPS, Plan, Standing, Trainer
-from core.training.pool import Entry
+from core.training.loop import Plan, Standing, Trainer
 
-SHOWN_TOKENS = 96
-SHOWN_LENGTH = 3
-"""Tokens drafted in a round that is shown."""
-SECONDS_BETWEEN_SAMPLES = 12.0
+SHOWN_PROMPTS, SHOWN_TOKENS = 3, 64
+"""What is drafted to see how good a head is: answers to so many prompts, of at most so many tokens each."""
+SHOWN_LENGTH, LONGEST = 3, 5
+"""Tokens drafted in a round that is shown, and the most that a promise is made for."""
+SECONDS_BETWEEN_SAMPLES, DRAFTING = 12.0, 0.15
+"""At least; and the share of the time that may go into samples."""
+SLICE = 0.25
+"""Seconds of drafting between two steps of the training."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What acceptance so far promises on this machine, greedy: the best chain's length and its speed-up over plain."""
+    """What the guesses accepted so far promise on this machine, greedy: the best chain's length and its speed-up over
+    plain."""
 
     speed_up: float
     length: int
@@ -51,8 +56,8 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Look:
-    """What a training has to show: a look at the held-out answers with what it promises, or an answer drafted by the
-    head as it was `before` training, or as it is `now`."""
+    """What a training has to show: a look at the held-out answers, or an answer drafted by the head as it was `before`
+    training, or as it is now, with what all such answers promise."""
 
     standing: Standing
     outlook: Outlook | None = None
@@ -75,7 +80,7 @@ class Session:
     @property
     def standing(self) -> Standing:
         """As it is at this moment, whoever asks."""
-        return copy.copy(self.trainer.standing)
+        return self.trainer.now
 
     @property
     def left(self) -> float | None:
@@ -87,28 +92,49 @@ class Session:
 
         A training that goes on begins with all its looks so far."""
         trainer = self.trainer
-        told, begun, due = 0, False, clock()
+        told, due = 0, clock()
+        drafting: Iterator[list[Run] | None] | None = None
+        before, drafted = True, 0.0
         with threads(ALL_THREADS):
             for standing in trainer.run(stop, clock):
                 for look in trainer.history[told:]:
-                    yield Look(look, self._outlook(look))
+                    yield Look(look, self._outlook(look.reached))
                 told = len(trainer.history)
-                early = clock() < due and standing.doing in ("writing", "learning")
-                if early or not told or trainer.held_out() is None:
+                began = clock()
+                if standing.doing != "learning" or not (drafting or began >= due):
                     continue
-                if not begun:
-                    yield Look(standing, sample=self._draft(trainer.untrained()), before=True)
-                    begun = True
-                if standing.visits:
-                    yield Look(standing, sample=self._draft(trainer.head))
-                due = clock() + SECONDS_BETWEEN_SAMPLES
+                drafting = drafting or self._answers(trainer.untrained() if before else trainer.head)
+                while (runs := next(drafting)) is None and clock() - began < SLICE:
+                    pass
+                drafted += clock() - began
+                if runs is not None:
+                    yield self._sampled(runs, before)
+                    due = clock() if before else clock() + max(SECONDS_BETWEEN_SAMPLES, drafted / DRAFTING)
+                    drafting, before, drafted = None, False, 0.0
+            if trainer.standing.doing == "done":
+                for runs in self._answers(trainer.head):
+                    if runs is not None:
+                        yield self._sampled(runs, False)
         if trainer.standing.steps:
             export(trainer, self.folder)
 
-    def _outlook(self, standing: Standing) -> Outlook:
-        """The best chain of as many tokens as are looked at, at this machine's costs."""
-        expected = partial(expected_tokens_by_position, standing.agreement)
-        best, gain = self._measured().best_chain(expected, range(1, SHOWN_STEPS + 1))
+    def _sampled(self, runs: list[Run], before: bool) -> Look:
+        """What answers show together, and the first of them."""
+        standing = copy.copy(self.trainer.standing)
+        standing.reached = accepted_by_position([round_ for run in runs for round_ in run.rounds])
+        if not before:
+            self.trainer.standing.reached = standing.reached
+        return Look(standing, self._outlook(standing.reached), runs[0], before)
+
+    def _outlook(self, reached: list[float]) -> Outlook | None:
+        """The best chain at this machine's costs; guesses behind those that were drafted are taken to be accepted as
+        often as all were."""
+        if not reached:
+            return None
+        rate = acceptance_rate(reached)
+        further = accumulate([rate] * (LONGEST - len(reached)), lambda so_far, each: so_far * each, initial=reached[-1])
+        expected = partial(expected_tokens_by_position, [*reached[:-1], *further])
+        best, gain = self._measured().best_chain(expected, range(1, LONGEST + 1))
         return Outlook(gain, best)
 
     def _measured(self) -> RoundCosts:
@@ -129,29 +155,34 @@ class Session:
             parameter.data = parameter.data.to(DTYPES[precision])
         return fused_head(copied, target, precision)
 
-    def _draft(self, network: HeadNetwork) -> Run:
-        """A held-out prompt answered greedily, this head drafting."""
-        target, entry = self._pair.target, self.trainer.held_out()
-        assert entry is not None
-        ids = entry.ids[: entry.start]
-        room = min(SHOWN_TOKENS, target.context_length - len(ids))
-        settings = Settings(method="head", draft_length=SHOWN_LENGTH, max_new_tokens=room)
-        run = Run(settings, describe_environment(target, None), words_of(target, entry), ids)
-        text, sampling = Detokenizer(target.tokenizer, ids), Sampling.of(settings)
-        fused = self._fused(network)
-        with threads(target.threads), target.lease() as runner:
-            drafter = HeadDrafter(HeadRunner(fused), runner.watch(fused.config.aux_layers), sampling)
-            rounds = speculative(runner, drafter, run, length=Fixed(SHOWN_LENGTH), stop_ids=target.stop_ids)
-            for round_ in rounds:
-                run.text += text.write(round_)
-        return run
+    def _prompts(self) -> list[tuple[str, list[int]]]:
+        """Prompts and their ids: a person's own, or of the page's samples those that are unlike each other."""
+        target, own = self._pair.target, self.trainer.plan.prompts
+        chat = bool(getattr(target.tokenizer, "chat_template", None))
+        texts = list(own or [prompt.text for prompt in read_prompts(chat=chat)])
+        shown = texts[:: max(1, len(texts) // SHOWN_PROMPTS)][:SHOWN_PROMPTS]
+        found = [(text, encode_prompt(target, text, Settings())) for text in shown]
+        return [(text, ids[: target.context_length // 2]) for text, ids in found]
 
-
-def words_of(target: Model, entry: Entry) -> str:
-    """The prompt of a held-out answer as a person would have typed it."""
-    ids = entry.ids[: entry.start]
-    if getattr(target.tokenizer, "chat_template", None):
-        before, after = user_turn(target)
-        if ids[: len(before)] == before and ids[-len(after) :] == after:
-            ids = ids[len(before) : -len(after)]
-    return target.tokenizer.decode(ids, skip_special_tokens=True)
+    def _answers(self, network: HeadNetwork) -> Iterator[list[Run] | None]:
+        """Answer the prompts greedily, this head drafting; None after every round, and the runs at the end."""
+        target, runs = self._pair.target, []
+        with threads(target.threads):
+            fused = self._fused(network)
+        for text, ids in self._prompts():
+            room = min(SHOWN_TOKENS, target.context_length - len(ids))
+            settings = Settings(method="head", draft_length=SHOWN_LENGTH, max_new_tokens=room)
+            run = Run(settings, describe_environment(target, None), text, ids)
+            words, sampling = Detokenizer(target.tokenizer, ids), Sampling.of(settings)
+            with target.lease() as runner:
+                drafter = HeadDrafter(HeadRunner(fused), runner.watch(fused.config.aux_layers), sampling)
+                rounds = speculative(runner, drafter, run, length=Fixed(SHOWN_LENGTH), stop_ids=target.stop_ids)
+                while True:
+                    with threads(target.threads):
+                        round_ = next(rounds, None)
+                    if round_ is None:
+                        break
+                    run.text += words.write(round_)
+                    yield None
+            runs.append(run)
+        yield runs

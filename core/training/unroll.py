@@ -125,7 +125,7 @@ def loss_of(head: HeadNetwork, embedding: Tensor, batch: Batch, steps: int) -> t
 
 
 @torch.no_grad()
-def agreement(
+def agreements(
     head: HeadNetwork, embedding: Tensor, batches: Iterator[Batch], steps: int
 ) -> Iterator[tuple[list[float], float]]:
     """Greedy, teacher-forced: the share of rows where the first i + 1 drafted tokens are all the target's likeliest,

@@ -277,6 +277,17 @@ class Engine:
         name = settings.target or POCKET_NAME
         return kept_for(name), new_folder(name)
 
+    def bundled_head(self, settings: Settings) -> Path | None:
+        """The folder of the head that is bundled for the target of these settings, as far as is known before it is
+        loaded."""
+        from core.loading.head import bundled_head
+        from core.loading.pair import SMOLLM2_HEAD
+
+        if settings.target == SMOLLM2_NAME:
+            return SMOLLM2_HEAD
+        pair = self.loaded(settings)
+        return pair and bundled_head(pair.target.config, pair.target.tokenizer)
+
     def training(
         self,
         pair: Any,
@@ -286,8 +297,8 @@ class Engine:
         progress: Progress = silent,
     ) -> Any:
         """A `core.training.session.Session` for the target of a loaded pair, ready to run: the one last worked on, or
-        one in a folder of its own. `plan`: tokens, seconds and prompts. Passes over many texts at once are slow in 4
-        bits, so such a target is loaded in 16 beside."""
+        one in a folder of its own. `plan`: tokens, seconds, prompts and the head it goes on from. Passes over many
+        texts at once are slow in 4 bits, so such a target is loaded in 16 beside."""
         from core.loading import load_model
         from core.training.loop import Plan
         from core.training.session import Session

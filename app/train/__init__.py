@@ -37,6 +37,7 @@ OFF = (
 )
 ENGINES = ("vLLM", "SGLang")
 """Those that draft with such a head."""
+NEW, BUNDLED = "a new head", "the bundled head"
 MINUTES, TOKENS = "minutes", "thousand tokens"
 STARTING_AMOUNT = 3
 MOST_PROMPTS = 1_000_000
@@ -59,40 +60,47 @@ class Train:
         self._lengths: dict[Path, int] = {}
         """What each head trained since the page was started would best draft at a time."""
 
-    def start(self, amount: Any, unit: str, prompts: str, request: gr.Request, *values: Any) -> Iterator[str]:
-        """Train a new head; `values` are the sidebar's."""
-        yield from self._run(amount, unit, prompts, values, request, resume=False)
+    def start(
+        self, amount: Any, unit: str, prompts: str, begin: str, request: gr.Request, *values: Any
+    ) -> Iterator[str]:
+        """Train a new head, or the bundled one on; `values` are the sidebar's."""
+        yield from self._run((amount, unit, prompts, begin), values, request, resume=False)
 
-    def resume(self, amount: Any, unit: str, prompts: str, request: gr.Request, *values: Any) -> Iterator[str]:
+    def resume(
+        self, amount: Any, unit: str, prompts: str, begin: str, request: gr.Request, *values: Any
+    ) -> Iterator[str]:
         """Go on with the head that was last trained for this target."""
-        yield from self._run(amount, unit, prompts, values, request, resume=True)
+        yield from self._run((amount, unit, prompts, NEW), values, request, resume=True)
 
     def _run(
-        self, amount: Any, unit: str, prompts: str, values: tuple[Any, ...], request: gr.Request, resume: bool
+        self, choices: tuple[Any, ...], values: tuple[Any, ...], request: gr.Request, resume: bool
     ) -> Iterator[str]:
         with self.stops.watch(request) as stop:
-            yield from stream(guarded(self._events(amount, unit, prompts, values, stop.is_set, resume)))
+            yield from stream(guarded(self._events(choices, values, stop.is_set, resume)))
 
-    def _events(
-        self, amount: Any, unit: str, prompts: str, values: tuple[Any, ...], stop: Stop, resume: bool
-    ) -> Iterator[Event]:
+    def _events(self, choices: tuple[Any, ...], values: tuple[Any, ...], stop: Stop, resume: bool) -> Iterator[Event]:
         if self.public:
             raise UserError(OFF)
         settings = self._settings(values)
-        plan = plan_from(amount, unit, prompts)
+        plan = self._plan(settings, *choices)
 
         def work(pair: Any) -> Iterator[Event]:
             yield {"e": "status", "kind": "loading", "text": "Loading the target to learn from…"}
             session = self.engine.training(pair, settings, plan, resume)
             try:
                 for event in training_events(session, stop):
-                    if event["e"] == "look":
+                    if event["e"] == "outlook":
                         self._lengths[session.folder] = event["length"]
                     yield event
             finally:
                 self.engine.forget(session.folder)
 
         yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
+
+    def _plan(self, settings: Settings, amount: Any, unit: str, prompts: str, begin: str) -> dict[str, Any]:
+        """As `core.training.loop.Plan` takes it."""
+        bundled = self.engine.bundled_head(settings) if begin == BUNDLED else None
+        return {**plan_from(amount, unit, prompts), "head": bundled}
 
     def _settings(self, values: tuple[Any, ...]) -> Settings:
         return settings_from(self.engine.settings, **dict(zip(CONTROLS, values)))
@@ -101,25 +109,28 @@ class Train:
         """Stop this visitor's training; what was learnt is saved."""
         self.stops.stop(request)
 
-    def glance(self, amount: Any, unit: str, prompts: str, *values: Any) -> list[Any]:
-        """What Start and Resume would do, and the head that is there already: the words, Resume, the part below."""
+    def glance(self, amount: Any, unit: str, prompts: str, begin: str, *values: Any) -> list[Any]:
+        """What Start and Resume would do, whether there is a bundled head to begin with, and the head that is there
+        already: the words, the beginning, Resume, the part below."""
         nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (1 + len(ENGINES))]
         try:
             settings = self._settings(values)
-            plan = plan_from(amount, unit, prompts)
+            bundled = self.engine.bundled_head(settings)
+            plan = self._plan(settings, amount, unit, prompts, begin)
             kept, folder = self.engine.kept_head(settings)
         except Exception as error:
-            return [status_line("error", sentence(error)), *nothing]
-        words = [forecast(settings.target or POCKET_NAME, plan, folder)]
+            return [status_line("error", sentence(error)), gr.skip(), *nothing]
+        words = [forecast(settings.target or POCKET_NAME, plan, folder, bundled is not None)]
+        beginning = gr.update(visible=bundled is not None)
         if kept is None:
-            return [status_line("idle", *words), *nothing]
+            return [status_line("idle", *words), beginning, *nothing]
         words.append(resumption(kept.standing, kept.folder))
         can = gr.update(interactive=True)
         if not kept.exported:
-            return [status_line("idle", *words), can, *nothing[1:]]
+            return [status_line("idle", *words), beginning, can, *nothing[1:]]
         made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
-        shown = [kept_html(kept.folder, kept.standing), *(made[engine] for engine in ENGINES)]
-        return [status_line("idle", *words), can, gr.update(visible=True), *shown]
+        shown = [kept_html(kept.folder), *(made[engine] for engine in ENGINES)]
+        return [status_line("idle", *words), beginning, can, gr.update(visible=True), *shown]
 
     def _deployment(self, settings: Settings, folder: Path) -> Deployment:
         pair = self.engine.loaded(settings)
@@ -165,7 +176,7 @@ class Train:
                 race = gr.Button("Race it", variant="primary", elem_id="train-race", scale=0, min_width=110)
             with gr.Accordion("Take it to production", open=False, elem_id="train-production"):
                 commands = [_engine(name) for name in ENGINES]
-        known = [words, resume, column, kept, *commands]
+        known = [words, plan[-1], resume, column, kept, *commands]
         for button, work in ((start, self.start), (resume, self.resume)):
             button.click(
                 work,
@@ -177,7 +188,7 @@ class Train:
                 None, js="() => { document.dispatchEvent(new Event('training-over')); }"
             )
         stop.click(self.stop, None, None, **QUIET)
-        upload.upload(prompts_of_file, upload, plan[-1], **PRIVATE)
+        upload.upload(prompts_of_file, upload, plan[2], **PRIVATE)
         triggers = [page.load, tab.select, *(part.change for part in plan)]
         triggers += [controls[name].change for name in ("pair", "target", "draft", "precision")]
         gr.on(triggers, self.glance, [*plan, *sidebar], known, **NEWEST, **UNCHECKED)
@@ -215,39 +226,50 @@ class Train:
                 placeholder="Leave it empty: the target writes prompts for itself.",
                 scale=1,
             )
+            begin = gr.Radio(
+                [NEW, BUNDLED],
+                value=NEW,
+                label="Begin with",
+                info="A head that knows nothing yet, or the one that comes with this app.",
+                elem_id="train-begin",
+                visible=False,
+                scale=0,
+                min_width=240,
+            )
             with gr.Column(elem_id="train-buttons", scale=0, min_width=220):
                 with gr.Row():
                     start = gr.Button("Start", variant="primary", elem_id="train-start", min_width=64)
                     resume = gr.Button("Resume", elem_id="train-resume", interactive=False, min_width=64)
                     stop = gr.Button("Stop", elem_id="train-stop", min_width=64)
                 upload = gr.UploadButton("Prompts from a file…", size="sm", elem_id="train-upload")
-        return [amount, unit, prompts], upload, start, resume, stop
+        return [amount, unit, prompts, begin], upload, start, resume, stop
 
 
-def forecast(target: str, plan: Mapping[str, Any], folder: Path) -> str:
-    """What Start would do."""
+def forecast(target: str, plan: Mapping[str, Any], folder: Path, bundled: bool) -> str:
+    """What Start would do; `bundled`: there are texts and a head that come with the app."""
     own = plan["prompts"]
     name = label_of(target, "target")
-    does = f"answers your {len(own)} prompts" if own else "writes texts of its own"
+    texts = "the texts that come with the app, then its own" if bundled else "texts of its own"
+    does = f"answers your {len(own)} prompts" if own else f"reads {texts}" if bundled else f"writes {texts}"
+    which = "the bundled head goes on learning" if plan.get("head") else "a head of one layer learns"
     long = duration(plan["seconds"]) if plan.get("seconds") else f"{plan['tokens']:,} tokens"
-    return (
-        f"Start: {name} {does}, and a head of one layer learns from them to guess its next tokens, for {long}. "
-        f"It is kept in {short(folder)}."
-    )
+    return f"Start: {name} {does}, and {which} from them to guess its next tokens, for {long}. Kept in {short(folder)}."
 
 
 def resumption(standing: Mapping[str, Any], folder: Path) -> str:
     """What Resume would do."""
     so_far = "that was just begun"
     if standing:
-        so_far = f"of {duration(standing['seconds'])} ({standing['agreement'][0]:.0%} of first tokens accepted)"
+        so_far = f"of {duration(standing['seconds'])} ({standing['visits']:,} tokens learnt from)"
     return f"Resume: goes on with the training {so_far} in {short(folder)}, where it stopped."
 
 
-def kept_html(folder: Path, standing: Mapping[str, Any]) -> str:
+def kept_html(folder: Path) -> str:
     """Where the newest head lies, and how good it is."""
-    shares = ", ".join(f"{share:.0%}" for share in standing.get("agreement", ()))
-    of = f" It accepts {shares} at positions 1 to {len(standing['agreement'])} of held-out answers." if shares else ""
+    from core.heads.checkpoint import MEASURED, read_config
+
+    rate = read_config(folder).get(MEASURED) or {}
+    of = f" {rate['acceptance_rate']:.0%} of its guesses were accepted {rate['where']}." if rate else ""
     return f"<p>The newest head of this target is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
 
 

@@ -1,13 +1,15 @@
 """A training as a stream of events, in the order in which the page draws them.
 
 Events (`e` names the kind) beside those of `app.serving.turns`: `standing` (how far it is, twice a second), `look`
-(what held-out answers showed, and the speed-up this promises here), `sample` (one of them drafted again: a run
-document, by the head `before` training or `now`), `over` (how it ended).
+(what held-out answers showed), `sample` (an answer drafted again: a run document, by the head `before` training or
+`now`), `outlook` (of all such answers the guesses accepted, and the speed-up this promises here), `over` (how it
+ended).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -38,11 +40,12 @@ def training_events(session: Any, stop: Stop) -> Generator[Event, None, None]:
     thread = Thread(target=work, name="training", daemon=True)
     thread.start()
     try:
-        stopping = False
+        stopping, told = False, time.monotonic()
         while True:
             try:
-                found = looks.get(timeout=1 / TELLS_PER_SECOND)
+                found = looks.get(timeout=max(0.0, told + 1 / TELLS_PER_SECOND - time.monotonic()))
             except Empty:
+                told = time.monotonic()
                 yield standing_event(session)
                 if stop() and not stopping:
                     stopping = True
@@ -52,7 +55,7 @@ def training_events(session: Any, stop: Stop) -> Generator[Event, None, None]:
                 raise found
             if found is None:
                 break
-            yield look_event(found)
+            yield from look_events(found)
     finally:
         gone.set()
         thread.join()
@@ -67,6 +70,7 @@ def standing_event(session: Any) -> Event:
         "doing": standing.doing,
         "seconds": standing.seconds,
         "left": session.left,
+        "share": session.done,
         "writing": standing.writing,
         "texts": standing.dialogues,
         "written": standing.answer_tokens,
@@ -75,25 +79,19 @@ def standing_event(session: Any) -> Event:
     }
 
 
-def look_event(look: Any) -> Event:
-    """A look at held-out answers, or a sample."""
-    seconds = look.standing.seconds
+def look_events(look: Any) -> Iterator[Event]:
+    """A look at held-out answers, or a sample and what all of them promise."""
+    standing, outlook = look.standing, look.outlook
+    told = {"seconds": standing.seconds, "seen": standing.visits}
+    if look.sample is None:
+        yield {"e": "look", **told, "agreement": standing.agreement}
+    if outlook is not None:
+        told |= {"accepted": standing.acceptance, "speed_up": outlook.speed_up, "length": outlook.length}
+        told["before"] = look.before
+        yield {"e": "outlook", **told}
     if look.sample is not None:
-        return {
-            "e": "sample",
-            "lane": "before" if look.before else "now",
-            "seconds": seconds,
-            "run": drawn(look.sample),
-        }
-    outlook = look.outlook
-    return {
-        "e": "look",
-        "seconds": seconds,
-        "seen": look.standing.visits,
-        "agreement": look.standing.agreement,
-        "speed_up": outlook.speed_up,
-        "length": outlook.length,
-    }
+        lane = "before" if look.before else "now"
+        yield {"e": "sample", "lane": lane, "seconds": standing.seconds, "run": drawn(look.sample)}
 
 
 def drawn(run: Run) -> dict[str, Any]:
@@ -110,10 +108,10 @@ def over_event(session: Any) -> Event:
     """How a training ended, in words."""
     standing = session.standing
     if not standing.steps:
-        ended = "All of the time went into the first texts" if standing.doing == "done" else "Stopped"
-        text = f"{ended} before the head began to learn; Resume goes on from what was written."
+        text = "Stopped before the head began to learn; Resume goes on from what was written."
         return {"e": "over", "kind": "stopped", "text": text}
-    share = f", {standing.agreement[0]:.0%} of first tokens accepted" if standing.agreement else ""
+    accepted = standing.acceptance
+    share = "" if accepted is None else f", {accepted:.0%} of its guesses accepted"
     took = f"{duration(standing.seconds)} of training{share}. The head is kept in {short(session.folder)}"
     if standing.doing == "done":
         return {"e": "over", "kind": "finished", "text": f"Done: {took}."}

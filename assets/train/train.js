@@ -13,6 +13,14 @@ const LETTER = 6;
 const WORTH = "worth using from here";
 const EMPTY = "Press Start: the target writes texts, a head learns from them, and you see its guesses come true more and more.";
 
+const ON_SAMPLES = "on sample prompts, as a race counts them";
+const DOING = {
+  writing: ({ writing }) => "The target is writing texts to learn from: " + count(writing) + " tokens so far.",
+  reading: ({ texts }) => "The target reads texts, and the head learns what it saw in them: " + count(texts) + " texts so far.",
+  learning: ({ loss }) => "The head is learning" + (loss == null ? "." : ": loss " + loss.toFixed(2) + "."),
+  checking: () => "Checking the head on answers that it has never learnt from\u2026",
+};
+
 const percent = (share) => Math.round(100 * share) + " %";
 const times = (ratio) => ratio.toFixed(2) + "\u00d7";
 const count = (number) => number.toLocaleString("en");
@@ -23,6 +31,12 @@ export function clock(seconds) {
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
   const rest = String(whole % 60).padStart(2, "0");
   return hours ? hours + ":" + String(minutes).padStart(2, "0") + ":" + rest : minutes + ":" + rest;
+}
+
+/** How often the tokens there are were learnt from. */
+function coverage(seen, written, texts) {
+  const words = count(written) + " in " + count(texts) + " texts";
+  return seen > written ? words + ", each " + (seen / written).toFixed(1) + " times" : "of " + words;
 }
 
 /** Lines that may fall as well as rise, each with its value at its end; `mark` is a level they are read against. */
@@ -176,8 +190,8 @@ class Training {
     this.acceptance.clear();
     this.speed.clear();
     for (const lane of Object.values(this.lanes)) lane.clear();
-    for (const name of ["speed", "first", "seen", "left"]) this.figure(name, "\u2013");
-    this.lanes.before.pane.hint("A held-out answer as the head drafts it before it has learnt anything; soon here.");
+    for (const name of ["speed", "accepted", "seen", "left"]) this.figure(name, "\u2013");
+    this.lanes.before.pane.hint("An answer as the head drafts it before this training; soon here.");
     this.lanes.now.pane.hint("The same answer as the head drafts it by then, every so often.");
     this.figure("speed", "\u2013", "known after its first steps");
     delete this.root.dataset.won;
@@ -193,29 +207,30 @@ class Training {
     if (event.e === "status") this.say(event.kind, event.text);
     else if (event.e === "standing") this.standing(event);
     else if (event.e === "look") this.look(event);
+    else if (event.e === "outlook") this.outlook(event);
     else if (event.e === "sample") this.sample(event);
     else if (event.e === "over") this.over(event);
     else if (event.e === "error") this.say("error", event.text);
     else if (event.e === "done") this.busy = false;
   }
 
-  standing({ doing, seconds, left, writing, texts, written, seen, loss }) {
+  standing({ doing, seconds, left, share, writing, texts, written, seen, loss }) {
     this.root.removeAttribute("data-empty");
-    this.figure("seen", count(seen), "of " + count(written) + " in " + count(texts) + " texts");
+    this.figure("seen", count(seen), coverage(seen, written, texts));
     this.figure("left", left == null ? "\u2013" : clock(left), clock(seconds) + " so far");
-    this.fill(left == null ? 0 : seconds / (seconds + left || 1));
-    if (doing === "writing" && this.kind === "running") {
-      this.say("running", "The target is writing texts to learn from: " + count(writing) + " tokens so far.");
-    } else if (doing === "learning" && this.kind === "running") {
-      this.say("running", "The head is learning" + (loss == null ? "." : ": loss " + loss.toFixed(2) + "."));
-    }
+    this.fill(share);
+    const what = this.kind === "running" && DOING[doing];
+    if (what) this.say("running", what({ writing, texts, loss }));
   }
 
-  look({ seconds, agreement, speed_up: speedUp, length }) {
+  look({ seconds, agreement }) {
     agreement.forEach((share, i) => this.acceptance.add(PLACES[i], seconds / 60, 100 * share));
-    this.speed.add("speed", seconds / 60, speedUp);
+  }
+
+  outlook({ seconds, accepted, speed_up: speedUp, length, before }) {
     const [rate, worth] = [times(speedUp), speedUp > 1];
-    this.figure("first", percent(agreement[0]));
+    this.speed.add("speed", seconds / 60, speedUp);
+    this.figure("accepted", percent(accepted), before ? "before this training" : ON_SAMPLES);
     this.figure("speed", rate, worth ? "worth using, " + length + " drafted at a time" : "not worth using yet");
     this.root.dataset.won = worth;
   }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +16,18 @@ from torch import Tensor, nn
 from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.checkpoint import usual_layers
+from core.loading.head import bundled_head
 from core.loading.model import Model
 
 DRAFT_VOCAB = 8192
+DIALOGUES = "dialogues.jsonl.gz"
+"""Beside a bundled head: some of the texts of its target that it was trained on, and some held out of that."""
+
+
+def bundled_dialogues(target: Model) -> Path | None:
+    """The file of dialogues that is bundled for a target."""
+    folder = bundled_head(target.config, target.tokenizer)
+    return folder / DIALOGUES if folder and (folder / DIALOGUES).is_file() else None
 
 
 def aux_layers(blocks: int) -> tuple[int, ...]:

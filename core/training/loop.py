@@ -27,7 +27,7 @@ from core.heads.checkpoint import describe_head, load_weights
 from core.loading.head import check_target
 from core.loading.model import Model
 from core.progress import Stop, never
-from core.training import config_for, frequent_ids, new_head
+from core.training import bundled_dialogues, config_for, frequent_ids, new_head
 from core.training.dialogues import Dialogue, block_seconds, block_size, read_dialogues, write_block
 from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
 from core.training.pool import ROWS_A_PASS, ROWS_A_PASS_ON_CUDA, Entry, Pool, grouped
@@ -35,7 +35,8 @@ from core.training.unroll import STEPS, Learner, agreements
 
 SHOWN_STEPS = 5
 """Positions of a draft whose acceptance is told."""
-EPOCHS = 4
+EPOCHS, EPOCHS_GOING_ON = 4, 2
+"""How often texts are seen before others are read: by a head that knows nothing, and by one that was trained before."""
 ROWS, ROWS_AT_ONCE = 1536, 768
 """Of a step; and of the batches in it, after each of which the standing moves."""
 ROWS_GOING_ON = 4608
@@ -43,7 +44,7 @@ ROWS_GOING_ON = 4608
 SORTED_TOGETHER = 256
 """Dialogues that are sorted by length to be batched."""
 WARM_UP = 30
-GOING_ON_RATE = 0.3
+GOING_ON_RATE = 0.1
 """The share of the full rates for a head that was trained before."""
 FALL = 0.5
 """The share of a limited run over which the rates fall to nothing."""
@@ -67,8 +68,8 @@ MOST_BYTES = 40 * 10**9
 @dataclass(frozen=True)
 class Plan:
     """How long to train: `tokens` answer tokens (each time one is seen counts), or `seconds`, or until stopped.
-    `prompts`: a person's own, else the target writes them. `dialogues`: a file of texts to learn from first; `head`:
-    the folder of a trained head to go on from."""
+    `prompts`: a person's own, else the target writes them. `dialogues`: a file of texts to learn from first, without
+    prompts the bundled ones where there are any for the target; `head`: the folder of a trained head to go on from."""
 
     tokens: int | None = None
     seconds: float | None = None
@@ -133,7 +134,8 @@ class Trainer:
             raise UserError(f"{folder} holds a training already; go on with --resume, or name another folder.")
         if resume and not self._folder.exists():
             raise UserError(f"{folder} holds no training to resume.")
-        given = read_dialogues(plan.dialogues, target) if plan.dialogues and not resume else []
+        file = plan.dialogues or (None if plan.prompts else bundled_dialogues(target))
+        given = read_dialogues(file, target) if file and not resume else []
         config_for(target)  # a target of a kind that has no heads
         if plan.head and not resume:
             self._trained(plan.head)
@@ -197,6 +199,7 @@ class Trainer:
         due = saved + SECONDS_BETWEEN_EVALUATIONS
         looking: Iterator[bool] | None = None
         looked = 0.0
+        yield copy.deepcopy(standing)
         try:
             while not stop() and (self.done() < 1 or not standing.steps):
                 if self._needs_text():
@@ -301,7 +304,8 @@ class Trainer:
         unread = self._available < len(self._pool.texts)
         if not unread and plan.seconds and plan.seconds - standing.seconds < 2 * self._seconds_of_block():
             return False  # time to learn from another block would be lacking
-        return standing.visits >= EPOCHS * standing.answer_tokens and self._pool.bytes() < MOST_BYTES
+        epochs = EPOCHS_GOING_ON if plan.head else EPOCHS
+        return standing.visits >= epochs * standing.answer_tokens and self._pool.bytes() < MOST_BYTES
 
     def _seconds_of_block(self) -> float:
         if self._block_seconds is None:

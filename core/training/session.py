@@ -87,6 +87,11 @@ class Session:
         """Seconds until the plan is done, as far as it can be told."""
         return self.trainer.seconds_left()
 
+    @property
+    def done(self) -> float:
+        """The share of the plan that is behind."""
+        return min(1.0, self.trainer.done())
+
     def run(self, stop: Stop = never, clock: Callable[[], float] = time.monotonic) -> Iterator[Look]:
         """Train until the plan is done or `stop` says so, then export the head. The errors of `Trainer`.
 
@@ -112,9 +117,9 @@ class Session:
                     due = clock() if before else clock() + max(SECONDS_BETWEEN_SAMPLES, drafted / DRAFTING)
                     drafting, before, drafted = None, False, 0.0
             if trainer.standing.doing == "done":
-                for runs in self._answers(trainer.head):
-                    if runs is not None:
-                        yield self._sampled(runs, False)
+                for is_before in [True, False] if before else [False]:
+                    *_, runs = self._answers(trainer.untrained() if is_before else trainer.head)
+                    yield self._sampled(runs or [], is_before)
         if trainer.standing.steps:
             export(trainer, self.folder)
 

@@ -178,6 +178,10 @@ class FakeSession:
         seconds = self._plan.get("seconds")
         return None if seconds is None else max(0.0, seconds - self.standing.seconds)
 
+    @property
+    def done(self) -> float:
+        return self.standing.seconds / (self._plan.get("seconds") or 10.0)
+
     def run(self, stop: Callable[[], bool]) -> Iterator[Look]:
         training = self.folder / "training"
         training.mkdir(parents=True, exist_ok=True)
@@ -203,9 +207,10 @@ class FakeSession:
             agreement = [first * 0.6**i for i in range(5)]
             seen = 4000 * step
             at = Standing("learning", total * step / 8, 128, 12_345, 0, seen // 40, seen, 5 - 0.3 * step, agreement)
-            yield Look(at, Outlook(0.7 + 0.1 * step, 2))
+            yield Look(at)
             if step in (0, 8):
-                yield Look(at, sample=fake_draft(0.1 * step), before=not step)
+                at = replace(at, reached=agreement[:3])
+                yield Look(at, Outlook(0.7 + 0.1 * step, 2), fake_draft(0.1 * step), before=not step)
 
 
 def fake_draft(acceptance: float) -> Run:
@@ -225,6 +230,8 @@ class FakeEngine(Engine):
         self.pace = pace
         self.acceptance = acceptance
         self.heads = Path("/nowhere")
+        self.bundled: Path | None = None
+        self.plans: list[Mapping[str, Any]] = []
         self.trained: list[tuple[Path, bool]] = []
         self.forgotten: list[Path] = []
 
@@ -243,6 +250,9 @@ class FakeEngine(Engine):
     def found(self) -> list[Found]:
         return []
 
+    def bundled_head(self, settings: Settings) -> Path | None:
+        return self.bundled
+
     def kept_head(self, settings: Settings) -> tuple[Kept | None, Path]:
         folder = self.heads / "pocket"
         lines = read_progress(folder / "training")
@@ -254,6 +264,7 @@ class FakeEngine(Engine):
         if resume and kept is None:
             raise UserError("There is no training for pocket to resume; start one.")
         self.trained.append((folder, resume))
+        self.plans.append(plan)
         return FakeSession(folder, plan, self.pace)
 
     def forget(self, draft: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from fakes import FakeEngine, FakeSession
 
 from app.serving.device import Device
 from app.serving.turns import guarded, with_device
-from app.train import TOKENS, Train, plan_from, prompts_of_file
+from app.train import BUNDLED, NEW, TOKENS, Train, plan_from, prompts_of_file
 from app.train.events import training_events
 from core.errors import UserError
 from core.progress import never
@@ -31,10 +33,25 @@ def session(tmp_path: Path) -> FakeSession:
 def test_a_training_is_told_look_by_look(session: FakeSession) -> None:
     events = list(training_events(session, never))
     looks = [event for event in events if event["e"] == "look"]
-    assert [look["agreement"] for look in looks] == [look.standing.agreement for look in session.looks if look.outlook]
+    assert [look["agreement"] for look in looks] == [
+        each.standing.agreement for each in session.looks if not each.sample
+    ]
+    outlooks = [event for event in events if event["e"] == "outlook"]
+    assert [look["accepted"] for look in outlooks] == [
+        look.standing.acceptance for look in session.looks if look.sample
+    ]
+    assert [look["before"] for look in outlooks] == [True, False]
     assert [event["lane"] for event in events if event["e"] == "sample"] == ["before", "now"]
-    assert events[-2]["doing"] == "done" and events[-2]["left"] == 0
+    assert events[-2]["doing"] == "done" and events[-2]["left"] == 0 and events[-2]["share"] == 1
     assert events[-1]["kind"] == "finished" and str(session.folder) in events[-1]["text"]
+
+
+def test_the_standing_is_told_while_looks_come_fast(session: FakeSession) -> None:
+    """A counter that waits for a pause of the looks would stand still."""
+    session.pace, session.looks = 1.0, session.looks * 2
+    events = training_events(session, never)
+    times = [time.monotonic() for event in events if event["e"] == "standing"]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 1
 
 
 def test_stop_ends_it_and_says_that_nothing_is_lost(session: FakeSession) -> None:
@@ -81,19 +98,20 @@ def engine(tmp_path: Path) -> FakeEngine:
     return engine
 
 
-START: tuple[Any, ...] = (3, "minutes", "")
+START: tuple[Any, ...] = (3, "minutes", "", NEW)
 
 
 def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     train = Train(engine, Device())
-    words, resume, below, *_ = train.glance(*START)
+    words, begin, resume, below, *_ = train.glance(*START)
+    assert not begin["visible"]
     assert "for 3 minutes" in words and "pocket target writes texts of its own" in words
     assert (resume["interactive"], below["visible"]) == (False, False)
     with pytest.raises(gr.Error, match="no trained head"):
         train.race()
-    values = list(train.start(0.01, "minutes", "", gr.Request()))
+    values = list(train.start(0.01, "minutes", "", NEW, gr.Request()))
     assert '"e":"look"' in values[-1] and '"kind":"finished"' in values[-1]
-    words, resume, below, kept, vllm, sglang = train.glance(*START)
+    words, _, resume, below, kept, vllm, sglang = train.glance(*START)
     folder = str(engine.heads / "pocket")
     assert "Resume: goes on" in words and resume["interactive"] and below["visible"]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
@@ -102,24 +120,35 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     method = train.race_method()
     assert (target["value"], draft["value"], method["value"]) == ("pocket", folder, "head")
     assert "head" in [value for _, value in method["choices"]]
-    list(train.resume(0.01, "minutes", "", gr.Request()))
+    list(train.resume(0.01, "minutes", "", NEW, gr.Request()))
     assert engine.trained == [(engine.heads / "pocket", False), (engine.heads / "pocket", True)]
     assert engine.forgotten == [engine.heads / "pocket"] * 2
 
 
+def test_the_bundled_head_is_gone_on_from_where_there_is_one(engine: FakeEngine, tmp_path: Path) -> None:
+    train = Train(engine, Device())
+    engine.bundled = tmp_path / "bundled"
+    words, begin, *_ = train.glance(3, "minutes", "", BUNDLED)
+    assert begin["visible"] and "the bundled head goes on learning" in words
+    assert "a head of one layer learns" in train.glance(*START)[0]
+    list(train.start(0.01, "minutes", "", BUNDLED, gr.Request()))
+    list(train.start(0.01, "minutes", "", NEW, gr.Request()))
+    assert [plan["head"] for plan in engine.plans] == [engine.bundled, None]
+
+
 def test_there_is_nothing_to_resume_at_first(engine: FakeEngine) -> None:
-    (*_, last) = Train(engine, Device()).resume(3, "minutes", "", gr.Request())
+    (*_, last) = Train(engine, Device()).resume(3, "minutes", "", NEW, gr.Request())
     assert "There is no training" in last
 
 
 def test_strangers_cannot_train(engine: FakeEngine) -> None:
-    (*_, last) = Train(engine, Device(), public=True).start(3, "minutes", "", gr.Request())
+    (*_, last) = Train(engine, Device(), public=True).start(3, "minutes", "", NEW, gr.Request())
     assert "off on this public page" in last and not engine.trained
 
 
 @pytest.mark.parametrize("amount", [0, -1, None, float("nan"), float("inf"), "3"])
 def test_a_training_of_no_length_is_refused(amount: Any, engine: FakeEngine) -> None:
-    words, resume, below, *_ = Train(engine, Device()).glance(amount, "minutes", "")
+    words, _, resume, below, *_ = Train(engine, Device()).glance(amount, "minutes", "", NEW)
     assert "Train for more than 0" in words and "alert" in words
     assert not resume["interactive"] and not below["visible"]
 

@@ -225,7 +225,8 @@ def test_texts_of_a_file_come_first(target, tmp_path, short):
     trainer = Trainer(target, tmp_path / "head", Plan(tokens=8_000, dialogues=file))
     standings = list(trainer.run(clock=lambda: 0.0))
     assert trainer._pool.texts[: len(given)] == given
-    assert {e.dialogue for e in trainer._pool.held_out()} >= {d for d in given if d.held_out and d.answer > 2}
+    held = [entry.dialogue for entry in trainer._pool.held_out()]
+    assert held[:1] and all(d in held for d in given if d.held_out and d.answer > 2)
     first = next(s for s in standings if s.visits)
     assert first.dialogues < len(given), "not all was read before the first step"
     writing = [s.dialogues for s in standings if s.writing]
@@ -283,7 +284,7 @@ def test_a_resumed_training_keeps_its_prompts_and_its_looks(target, tmp_path, sh
 
 
 def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path, short, monkeypatch):
-    monkeypatch.setattr(loop, "EPOCHS", 1)
+    monkeypatch.setattr(loop, "EPOCHS", 3)
     part = Trainer(target, tmp_path, Plan(tokens=8_000))
     list(part.run(stop=lambda: part.standing.visits > 200, clock=lambda: 0.0))
     full = Trainer(target, tmp_path, Plan(tokens=8_000), resume=True)

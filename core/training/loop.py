@@ -298,14 +298,18 @@ class Trainer:
 
     def _needs_text(self) -> bool:
         training = self._pool.training(self._available)
-        if not training:
-            return True
         plan, standing = self.plan, self.standing
         unread = self._available < len(self._pool.texts)
+        if not training or (unread and sum(entry.rows for entry in training) < self._rows_of_step):
+            return True
         if not unread and plan.seconds and plan.seconds - standing.seconds < 2 * self._seconds_of_block():
             return False  # time to learn from another block would be lacking
         epochs = EPOCHS_GOING_ON if plan.head else EPOCHS
         return standing.visits >= epochs * standing.answer_tokens and self._pool.bytes() < MOST_BYTES
+
+    @property
+    def _rows_of_step(self) -> int:
+        return ROWS_GOING_ON if self.plan.head else ROWS
 
     def _seconds_of_block(self) -> float:
         if self._block_seconds is None:
@@ -379,10 +383,9 @@ class Trainer:
             self._epoch, self._at, self._epoch_texts = self._epoch + 1, 0, self._available
             self._order = self._ordered()
         groups, rows = [], 0
-        most = ROWS_GOING_ON if self.plan.head else ROWS
         for group in self._order[self._at :]:
             rows += sum(entry.rows for entry in group)
-            if groups and rows > most:
+            if groups and rows > self._rows_of_step:
                 break
             groups.append(group)
         total = sum(entry.counted for group in groups for entry in group)

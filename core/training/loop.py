@@ -199,6 +199,7 @@ class Trainer:
         due = saved + SECONDS_BETWEEN_EVALUATIONS
         looking: Iterator[bool] | None = None
         looked = 0.0
+        standing.doing = "reading"
         yield copy.deepcopy(standing)
         try:
             while not stop() and (self.done() < 1 or not standing.steps):
@@ -422,9 +423,9 @@ class Trainer:
         coolest = min((entry.dialogue.temperature for entry in every), default=0.0)
         soon = bool(self.plan.seconds) and self.plan.seconds <= FIRST_MINUTES
         most = HELD_OUT_SOON if soon else HELD_OUT_SHOWN
-        for agreement, _ in self._agreement(head, every, coolest, most):
+        for seen.agreement, _ in self._agreement(head, every, coolest, most):
             yield False
-            seen.agreement = self.standing.agreement = agreement
+        self.standing.agreement = seen.agreement
         if overlap:
             for _, seen.overlap in self._agreement(head, every, 1.0, most):
                 yield False

@@ -301,7 +301,7 @@ def test_a_session_tells_what_a_race_will_show(target, tmp_path, short):
     """Whoever drafts, a greedy answer is the target's own; what is promised follows from measured costs, and the
     acceptance that is told is that of the exported head on the prompts that were shown."""
     pair = Pair(target)
-    watched = Session(target, pair, tmp_path, Plan(tokens=20_000))
+    watched = Session(target, pair, tmp_path, Plan(tokens=20_000, prompts=["the quick", "brown fox", "it jumps over"]))
     looks = list(watched.run(clock=ticking()))
     samples = [look for look in looks if look.sample]
     assert [look.before for look in samples[:2]] == [True, False] and not any(look.before for look in samples[1:])

@@ -16,6 +16,7 @@ from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.loading.geometry import Geometry
 from core.records import CacheLengths, Round, Run, branches, depths
+from core.runners.widths import capacity_for, reach_for, width_for
 
 Stage = Literal["in", "layer", "out"]
 
@@ -115,6 +116,7 @@ def _children(parents: Sequence[int | None], node: int | None) -> tuple[int, ...
 
 
 FIXED = "; the cache is read up to a fixed reach, past the text masked"
+SURPLUS = "; captured passes have few widths, so {} surplus rows go along that nobody reads"
 
 
 def trace_pass(geometry: Geometry, cached: int, fed: int, tree: bool = False) -> Iterator[TracedTensor]:
@@ -127,8 +129,8 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
     n, total, d = fed, cached + fed, g.dtype
     static = g.runner == "graph"
     if static:
-        total = reach(total, g.longest)
-    yield TracedTensor("in", "token ids", (1, n), "int64", "the tokens that are fed")
+        n, total = width_for(fed), reach(total, g.longest)
+    yield TracedTensor("in", "token ids", (1, n), "int64", "the tokens that are fed" + _surplus(n - fed))
     yield TracedTensor("in", "embedding", (1, n, g.width), d, "a row of the embedding table for each")
     if g.position_table:
         yield TracedTensor("in", "positions", (1, n, g.width), d, "a row of the position table, added to it")
@@ -166,12 +168,12 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
     n, total, d = fed, cached + fed, g.dtype
     static = g.runner != "fused"
     if static:
-        total = reach(total, g.longest)
+        n, total = width_for(fed), reach(total, g.longest)
     group = g.heads // g.kv_heads
     inner = [p.out for p in _of(g, "mlp")]
     entering = (g.heads + 2 * g.kv_heads) * g.head_size
     shared = f"; {group} query heads share a key head and lie below each other" if group > 1 else ""
-    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed")
+    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed" + _surplus(n - fed))
     yield TracedTensor("in", "embedding", (n, g.width), d, "a row of the embedding table for each")
     yield TracedTensor("layer", "qkv", (n, entering), d, "queries, keys and values from one fused product")
     yield TracedTensor(
@@ -198,10 +200,8 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
 
 
 def reach(total: int, longest: int) -> int:
-    """Positions of a static cache (core.runners.static_cache) that a pass ending at `total` tokens reads: a power of
-    two."""
-    wanted = max(256, 1 << (total - 1).bit_length())
-    return wanted if wanted <= max(512, longest) else max(total, longest)
+    """Positions of a static cache that a pass ending at `total` tokens reads, of a model whose context is `longest`."""
+    return min(reach_for(total), capacity_for(total, longest))
 
 
 def _cache(g: Geometry, total: int, more: str = "") -> Iterator[TracedTensor]:
@@ -209,6 +209,10 @@ def _cache(g: Geometry, total: int, more: str = "") -> Iterator[TracedTensor]:
     for name in ("keys", "values"):
         meaning = f"{name} of the cached and the fed tokens, {g.kv_heads} heads{more}"
         yield TracedTensor("layer", name, shape, g.dtype, meaning)
+
+
+def _surplus(rows: int) -> str:
+    return SURPLUS.format(rows) if rows else ""
 
 
 def _of(g: Geometry, place: str) -> list[Any]:

@@ -21,8 +21,8 @@ from core.errors import first_line
 from core.loading.memory import free_memory, skeleton, weights
 from core.loading.precision import PRODUCTS, Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
 from core.runners.architecture import why_not_family
+from core.runners.capture import record
 from core.runners.clock import synchronise
-from core.runners.graph import record
 from core.runners.products import group_for, int4_obstacle, stack
 
 ROWS = (1, 5)

@@ -22,8 +22,9 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from core.runners import PREFILL_CHUNK
 from core.runners.architecture import why_not_family
-from core.runners.graph import LONGEST_CAPTURED
+from core.runners.capture import MOST_CAPTURED
 from core.runners.products import group_for, has_blocks
+from core.runners.widths import LONGEST, ROUND, WIDTHS, capacity_for, reach_for, reaches_up_to
 
 NF4_BLOCK, SCALE_BLOCK = 64, 256
 """Weights that share a scale, and scales that share a scale, in bitsandbytes' double quantisation."""
@@ -33,6 +34,9 @@ CUDA_LIBRARIES = 96 * 2**20
 """Bytes that cuBLAS and the kernels take at their first use."""
 CUBLAS_WORKSPACE = 32 * 2**20
 """What PyTorch gives cuBLAS to work in, at most (on Hopper): once more in the memory of captured passes."""
+NODES_OF_A_LAYER, NODE_BYTES = 14, 32 * 2**10
+"""Operations of a layer in a graph, and what each takes on the device, by what vLLM tells of Llama 3.2 1B: 35 graphs of
+16 layers took 0.21 GiB (its pull request 11349)."""
 OTHER_SENSES = ("vision", "visual", "audio", "multi_modal")
 """Parts of models that also see or hear; text does not pass through them."""
 VERIFIED_ROWS = 17
@@ -213,18 +217,22 @@ def workspace_bytes(
 
 
 def captured_bytes(network: nn.Module, tokens: int, dtype: torch.dtype, device: torch.device, nf4: NF4 | None) -> int:
-    """An estimate of what the captured passes of one runner hold on CUDA, however many they are: their graphs share the
-    logits they leave, the work of the widest of them (one layer, its mask, its logits), a workspace of cuBLAS and in
-    4-bit the largest weight unpacked. Without the graphs' own nodes, and without early exit or a head's features, whose
-    passes are captured beside these."""
+    """An estimate of what the captured passes of one runner hold on CUDA over texts of `tokens` tokens: their nodes, the
+    room of their cache past the text, and what all share: the logits they leave, the work of the widest of them (one
+    layer, its mask, its logits), a workspace of cuBLAS and in 4-bit the largest weight unpacked. Without early exit or
+    a head's features, whose passes are captured beside these."""
     if device.type != "cuda":
         return 0
     config = network.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
-    rows = min(tokens, LONGEST_CAPTURED)
-    logits = LONGEST_CAPTURED * config.vocab_size * dtype.itemsize
+    rows = min(tokens, LONGEST)
+    logits = LONGEST * config.vocab_size * dtype.itemsize
     group = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    work = layer_bytes(config, rows, group * tokens, dtype) + logits
-    return logits + work + CUBLAS_WORKSPACE + largest_unpacked(network, nf4)
+    work = layer_bytes(config, rows, group * reach_for(tokens), dtype) + logits
+    graphs = min(MOST_CAPTURED, sum(width <= ROUND for width in WIDTHS) * reaches_up_to(tokens))
+    nodes = graphs * NODES_OF_A_LAYER * config.num_hidden_layers * NODE_BYTES
+    limit = getattr(config, "max_position_embeddings", None) or tokens
+    room = cache_bytes(config, capacity_for(tokens, limit), dtype) - cache_bytes(config, tokens, dtype)
+    return logits + work + CUBLAS_WORKSPACE + largest_unpacked(network, nf4) + nodes + room
 
 
 def layer_bytes(config: Any, rows: int, seen: int, dtype: torch.dtype) -> int:

@@ -138,7 +138,8 @@ class Model:
             if isinstance(runner, GraphRunner) and runner.failure:
                 self._give_up(runner, runner.failure)
             with self._lock:
-                if len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
+                usual = not isinstance(runner, GraphRunner) or runner.usual
+                if usual and len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
                     self._idle.append(runner)
 
     def _give_up(self, runner: GraphRunner, reason: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from core.runners import Runner
+from core.runners.capture import TOLERANCE, apart
 from core.runners.clock import timed_pass
 from core.runners.features import Features, Tap, decoder_stack, shallow
 from core.runners.host import ids_on, tree_depths, tree_mask
@@ -164,12 +165,8 @@ PROMPT, CHUNK, BACK, SINGLY = 20, 13, 16, 4
 """Tokens of a prompt, how many of them are in its first chunk, how far it is rolled back, and how many are then fed one
 at a time: the rounding of a single row of a small model in int4 may be five times that of most."""
 TREE, PATH = (-1, 0, 0, 1, 1, 2), (0, 2, 5)
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.005, torch.bfloat16: 0.08}
-"""How far logits may lie apart, as a share of their norm: rounding, by the precision of the passes; transformers
-computes parts of a float64 model in float32, and rounds the residual stream of a bf16 one to bf16 in every layer, which
-in 30 layers comes to 0.03."""
 NOISE = 3
-"""Or so many times what the model's own logits change by when a prompt is read in two chunks."""
+"""How many times what the model's own logits change by when a prompt is read in two chunks."""
 
 
 @torch.inference_mode()
@@ -198,14 +195,10 @@ def unlike(own: Runner, ours: Runner, vocabulary: int) -> str | None:
     )
     whole = own.feed(prompt)
     own.truncate(CHUNK)
-    rounding = _apart(own.feed(prompt[CHUNK:]), whole[CHUNK:])
+    rounding = apart(own.feed(prompt[CHUNK:]), whole[CHUNK:])
     own.truncate(0)
     allowed = max(TOLERANCE.get(whole.dtype, 0.0), NOISE * rounding)
     for where, answer in asked:
-        if not _apart(answer(ours), answer(own)) <= allowed:  # not `>`: NaN compares false to everything
+        if not apart(answer(ours), answer(own)) <= allowed:  # not `>`: NaN compares false to everything
             return where
     return None
-
-
-def _apart(logits: Tensor, right: Tensor) -> float:
-    return float((logits.double() - right.double()).norm() / right.double().norm())

@@ -1,11 +1,13 @@
 """Keys and values at fixed addresses: what a captured CUDA graph needs, and how passes see and roll back such a cache.
 
-All layers write at one position that the runner states before each pass, so rolling back is stating a smaller one.
+All layers write at one position that is stated with each pass, so rolling back is stating a smaller one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,19 +16,20 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from core.runners.host import ids_on, mask_by_kind, moved, tree_depths, tree_visible
+from core.runners.widths import capacity_for, reach_for
 
-SHORTEST_REACH = 256
 
+@dataclass
+class Inputs:
+    """What a pass of n rows reads besides the cache, on the device. ids [n]; `start` [] int64: where the first stands.
+    It reads the first `reach` positions of the cache, so that its cost follows the text and not the capacity. Of a
+    tree, `depth` [n] tells the position of each row after `start`, and `within` [n, n] bool which rows each sees."""
 
-class Window:
-    """Where the next pass stands. `start` [] int64 on the device is the position of its first token, written before
-    every pass; `slots` [n] where it writes; it reads the first `reach` positions, a power of two, so that its cost
-    follows the text and not the capacity."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.start = torch.zeros((), dtype=torch.long, device=device)
-        self.slots = self.start[None]
-        self.reach = 0
+    ids: Tensor
+    start: Tensor
+    reach: int
+    depth: Tensor
+    within: Tensor | None = None
 
 
 class StaticStore:
@@ -37,22 +40,26 @@ class StaticStore:
         self._limit = limit
         self.device: torch.device = next(network.parameters()).device
         self.dtype: torch.dtype = network.get_input_embeddings().weight.dtype  # type: ignore[operator]
-        self.window = Window(self.device)
+        self.inputs: Inputs | None = None
+        """Those of the pass in progress, for transformers' modules, which are not given them."""
         self.capacity = 0
         self._blocks: list[Tensor] = []
-        self._grow(capacity)
+        self._move(capacity)
 
     def reserve(self, length: int) -> bool:
-        """Make room for `length` tokens by doubling; whether keys and values have moved (captured passes are void)."""
+        """Make room for `length` rows; whether keys and values have moved (captured passes are void)."""
         if length <= self.capacity:
             return False
-        doubled = max(2 * self.capacity, 1 << (length - 1).bit_length())
-        self._grow(doubled if self._limit is None else max(length, min(doubled, self._limit)))
+        self._move(max(length, capacity_for(length, self._limit)))
         return True
 
     def reach_for(self, length: int) -> int:
-        """How far a pass must read to see `length` tokens: few values, so that few passes are captured."""
-        return min(max(SHORTEST_REACH, 1 << (length - 1).bit_length()), self.capacity)
+        """How far a pass reads that ends at `length` tokens."""
+        return min(reach_for(length), self.capacity)
+
+    def order(self, n: int) -> Tensor:
+        """0 … n - 1, at an address that stays."""
+        return self._columns[:n]
 
     @torch.inference_mode()
     def compact(self, base: int, path: Sequence[int]) -> None:
@@ -68,7 +75,7 @@ class StaticStore:
             block.zero_()
 
     @torch.inference_mode()
-    def _grow(self, capacity: int) -> None:
+    def _move(self, capacity: int) -> None:
         blocks: dict[tuple[int, int], Tensor] = {}
         for heads, size in dict.fromkeys(shape for pair in self._shapes for shape in pair):
             count = sum(shape == (heads, size) for pair in self._shapes for shape in pair)
@@ -79,7 +86,7 @@ class StaticStore:
         self.capacity = capacity
         self._columns = torch.arange(capacity, device=self.device)
         slices = {shape: iter(block) for shape, block in blocks.items()}
-        layers = [StoredLayer(self.window, next(slices[keys]), next(slices[values])) for keys, values in self._shapes]
+        layers = [StoredLayer(self, next(slices[keys]), next(slices[values])) for keys, values in self._shapes]
         self.cache = Cache(layers=layers)  # type: ignore[arg-type]
 
     def layered(self) -> Tensor:
@@ -87,17 +94,11 @@ class StaticStore:
         (block,) = self._blocks
         return block.view(-1, 2, *block.shape[1:])
 
-    def masks(self, network: nn.Module, depth: Tensor, within: Tensor | None) -> Tensor | dict[str, Tensor]:
-        """The mask of the next pass as transformers takes it, one per kind of layer."""
-        return mask_by_kind(network, self.additive(depth, within))
-
-    def additive(self, depth: Tensor, within: Tensor | None) -> Callable[[int | None], Tensor]:
-        """What makes the additive mask of the next pass [1, 1, n, reach] for layers of a window; None: of full
-        attention. No host value is asked for, so a captured pass computes it anew at every replay.
-
-        depth [n]: position of each token after `start`; within [n, n] bool: which fed tokens each sees; None: a chain.
-        """
-        start, reach, n = self.window.start, self.window.reach, len(depth)
+    def additive(self, inputs: Inputs) -> Callable[[int | None], Tensor]:
+        """What makes the additive mask of a pass [1, 1, n, reach] for layers of a window; None: of full attention. No
+        host value is asked for, so a captured pass computes it anew at every replay."""
+        start, reach, n = inputs.start, inputs.reach, len(inputs.ids)
+        depth, within = inputs.depth, inputs.within
         columns = self._columns[:reach]
         position, held = start + depth, columns
         if within is None:
@@ -123,62 +124,47 @@ class StoredLayer(StaticLayer):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, window: Window, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, store: StaticStore, keys: Tensor, values: Tensor) -> None:
         super().__init__(max_cache_len=keys.shape[1])
-        self._window = window
+        self._store = store
         self.keys, self.values = keys[None], values[None]
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, n, size] where the pass stands; return what it may look at."""
-        slots, reach = self._window.slots, self._window.reach
+        inputs = self._pass()
+        slots, reach = inputs.start + self._store.order(len(inputs.ids)), inputs.reach
         self.keys.index_copy_(2, slots, key_states)
         self.values.index_copy_(2, slots, value_states)
         return self.keys[:, :, :reach], self.values[:, :, :reach]
 
     def get_seq_length(self) -> Any:
-        return self._window.start
+        return self._pass().start
 
-
-class Inputs:
-    """What a pass reads besides the cache, on the device: overwritten in place between replays of a captured pass."""
-
-    def __init__(self, ids: Tensor, parents: Sequence[int] | None) -> None:
-        self.ids = ids.clone()
-        self.parents = parents if parents is None else tuple(parents)
-        self.order = torch.arange(len(ids), device=ids.device)
-        self.depth, self.within = self.order, None
-        if parents is not None:
-            self.depth, self.within = _tree_inputs(parents, ids.device)
-
-    def set(self, ids: Tensor, parents: Sequence[int] | None) -> None:
-        """Other ids, and another tree of the same size."""
-        self.ids.copy_(ids)
-        if parents is not None and self.within is not None and tuple(parents) != self.parents:
-            depth, within = _tree_inputs(parents, self.ids.device)
-            self.depth.copy_(depth)
-            self.within.copy_(within)
-            self.parents = tuple(parents)
+    def _pass(self) -> Inputs:
+        assert self._store.inputs is not None
+        return self._store.inputs
 
 
 def run_pass(network: Any, store: StaticStore, inputs: Inputs, rows: int) -> Tensor:
-    """Feed the inputs where the window stands; logits [rows, padded vocab]. Captured as it is, or run eagerly."""
-    start = store.window.start
-    store.window.slots = start + inputs.order
+    """Feed the inputs where they stand, through transformers' modules; logits [rows, padded vocab]."""
+    store.inputs = inputs
     return network(
         input_ids=inputs.ids[None],
-        position_ids=(start + inputs.depth)[None],
-        attention_mask=store.masks(network, inputs.depth, inputs.within),
+        position_ids=(inputs.start + inputs.depth)[None],
+        attention_mask=mask_by_kind(network, store.additive(inputs)),
         past_key_values=store.cache,
         use_cache=True,
         logits_to_keep=rows,
     ).logits[0]
 
 
-def _tree_inputs(parents: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    depth = ids_on(device, tree_depths(parents, len(parents)))
-    return depth, moved(tree_visible(parents, 0), device)
+@lru_cache(maxsize=64)
+def tree_inputs(parents: tuple[int, ...], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Depths [width] and who sees whom [width, width] of a tree; surplus rows are roots of their own."""
+    padded = [*parents, *[-1] * (width - len(parents))]
+    return ids_on(device, tree_depths(padded, width)), moved(tree_visible(padded, 0), device)
 
 
 @torch.inference_mode()

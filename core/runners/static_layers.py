@@ -105,12 +105,11 @@ class FusedPass:
         self._depth = net.depth if layers is None else layers
         self._noted = tuple(noted)
 
-    def __call__(self, store: StaticStore, inputs: Inputs, rows: int) -> tuple[Tensor, Tensor | None]:
-        """Feed the inputs where the window stands: logits [rows, padded vocab], and the features [n, …] asked for."""
+    def __call__(self, store: StaticStore, inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
+        """Feed the inputs where they stand: logits [rows, padded vocab], and the features [n, …] asked for."""
         net, n = self._net, len(inputs.ids)
-        start = store.window.start
-        slots, turns = start + inputs.order, net.turns(start + inputs.depth)
-        additive = store.additive(inputs.depth, inputs.within)
+        slots, turns = inputs.start + store.order(n), net.turns(inputs.start + inputs.depth)
+        additive = store.additive(inputs)
         masks = [additive(kind.window).repeat(1, 1, net.group, 1) for kind in net.kinds]
         cache = store.layered()
         hidden = net.embed(inputs.ids)
@@ -123,8 +122,8 @@ class FusedPass:
             self._feed_forward(layer, hidden)
         if self._depth in self._noted:
             found[self._depth] = hidden.clone()
-        features = torch.cat([found[i] for i in self._noted], 1) if self._noted else None
-        return net.head(net.norm(hidden[n - rows :])), features
+        logits = net.head(net.norm(hidden[n - rows :]))
+        return (logits, torch.cat([found[i] for i in self._noted], 1)) if self._noted else (logits,)
 
     def _attend(
         self,

@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
@@ -12,6 +14,7 @@ from tiny import CONTEXT, PADDED, make_tokenizer, random_model  # noqa: E402
 
 from core.loading import load_pair  # noqa: E402
 from core.records import Settings  # noqa: E402
+from core.runners.waits import WaitsRefused  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +49,18 @@ def pair(pair_folder):
     """The pair, loaded in float32 with its costs measured."""
     target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
     return load_pair(Settings(target=target, draft=draft, precision="fp32", device="cpu"))
+
+
+@pytest.fixture
+def captured_here(monkeypatch):
+    """Stand-ins for CUDA graphs on a CPU: what is captured is the operations of one pass, recorded with every number of
+    the host baked in, and run again on the same tensors. What a pass asks of the host anew would be missing from it."""
+
+    def record(work, device, stream, pool=None):
+        with WaitsRefused("cpu"):
+            work()
+        return SimpleNamespace(replay=make_fx(work)())
+
+    monkeypatch.setattr("core.runners.capture.can_capture", lambda device: True)
+    monkeypatch.setattr("core.runners.capture.aside", lambda device: (None, None))
+    monkeypatch.setattr("core.runners.capture.record", record)

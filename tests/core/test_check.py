@@ -103,7 +103,7 @@ def test_a_static_cache_that_misplaces_a_second_feed_is_refused(monkeypatch):
     run = static_cache.run_pass
 
     def at_zero(network, store, inputs, rows):
-        inputs.depth = inputs.depth - (store.window.start if inputs.within is None else 0)
+        inputs.depth = inputs.depth - (inputs.start if inputs.within is None else 0)
         return run(network, store, inputs, rows)
 
     monkeypatch.setattr("core.runners.graph.run_pass", at_zero)

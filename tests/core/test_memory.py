@@ -13,6 +13,8 @@ from core.inspecting.files import preview, size_up
 from core.loading import load_model, memory
 from core.loading.memory import (
     NF4,
+    NODE_BYTES,
+    NODES_OF_A_LAYER,
     cache_bytes,
     captured_bytes,
     quantised_weights,
@@ -20,7 +22,8 @@ from core.loading.memory import (
     weights,
     workspace_bytes,
 )
-from core.runners.graph import LONGEST_CAPTURED
+from core.runners.graph import GraphRunner
+from core.runners.widths import LONGEST, ROUND, WIDTHS, capacity_for
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
@@ -161,7 +164,16 @@ def test_captured_passes_hold_what_was_told():
     small, large = (skeleton(config_of("llama", vocab=vocab, **WIDE)) for vocab in (320, 100_000))
     assert captured_bytes(small, 512, torch.float32, CPU, None) == 0
     told = [captured_bytes(n, 512, torch.bfloat16, torch.device("cuda"), None) for n in (small, large)]
-    assert told[1] - told[0] == 2 * LONGEST_CAPTURED * (100_000 - 320) * 2
+    assert told[1] - told[0] == 2 * LONGEST * (100_000 - 320) * 2
+    config = small.config
+    more = captured_bytes(small, 1024, torch.bfloat16, torch.device("cuda"), None) - told[0]
+    graphs = sum(width <= ROUND for width in WIDTHS)
+    nodes = graphs * NODES_OF_A_LAYER * config.num_hidden_layers * NODE_BYTES
+    assert more >= nodes  # a reach more is met, and all widths are captured for it
+    held = GraphRunner(random_model("llama", 3), 64, limit=2048)
+    held.reserve(1100)
+    taken = sum(block.numel() * block.element_size() for block in held._store._blocks)
+    assert taken == cache_bytes(held._network.config, capacity_for(1100, 2048), torch.float64)
 
 
 PUBLISHED = {

@@ -29,6 +29,7 @@ from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
 from core.runners.layers import Weight
 from core.runners.static_layers import StaticNetwork
+from core.runners.widths import width_for
 
 NAMED = ("llama", "qwen2", "gpt2")
 CACHED, FED = 11, 4
@@ -119,7 +120,7 @@ def test_shapes_are_those_that_forward_hooks_see(architecture, cached, fed):
 
 
 @pytest.mark.parametrize("architecture", NAMED)
-@pytest.mark.parametrize("cached, fed", [(CACHED, FED), (CACHED, 1), (300, 3)])
+@pytest.mark.parametrize("cached, fed", [(CACHED, FED), (CACHED, 1), (300, 3), (11, 7)])
 def test_captured_passes_read_a_fixed_reach(architecture, cached, fed):
     """The static cache of core.runners.graph, whose passes run eagerly here: the same shapes that a GPU replays."""
     model = model_of(architecture)
@@ -191,7 +192,7 @@ def test_the_fused_forward_is_traced_as_it_runs(architecture, cached, fed, paren
     assert told["out", "logits"].shape == tuple(logits.shape)
 
 
-@pytest.mark.parametrize("cached, fed, parents", [(11, 4, None), (300, 1, None), (11, 4, [-1, 0, 0, 1])])
+@pytest.mark.parametrize("cached, fed, parents", [(11, 4, None), (300, 1, None), (11, 4, [-1, 0, 0, 1]), (11, 7, None)])
 def test_the_captured_fused_forward_is_traced_as_it_runs(cached, fed, parents, monkeypatch):
     model = model_of("qwen3")
     model.runner_kind = GraphRunner.fused_kind
@@ -210,7 +211,8 @@ def test_the_captured_fused_forward_is_traced_as_it_runs(cached, fed, parents, m
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
     logits = runner.feed(ids[cached:], parents)
     assert {name: told["layer", name].shape for name in seen} == seen
-    assert told["layer", "mask"].stored and told["out", "logits"].shape == tuple(logits.shape)
+    assert told["layer", "mask"].stored and told["out", "logits"].shape == (width_for(fed), VOCABULARY)
+    assert logits.shape == (fed, VOCABULARY)
 
 
 def test_rows_judge_what_follows_them():

@@ -1,0 +1,50 @@
+"""Over how many rows passes run on a static cache, how much of it they read and how large it is: the one place that
+decides.
+
+A captured pass is good for one number of rows and one reach, so both come from small fixed sets: a pass is padded up to
+the next width, its surplus rows see what nobody reads and are seen by nobody, and are thrown away.
+"""
+
+from __future__ import annotations
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17, 24, 32, 48, 66)
+"""Each row as long as 4 bits cost by the row (bitsandbytes' fused kernel is for 1 … 5 on large GPUs); from there on
+kernels work on 8 or 16 rows at once. 17 is the longest automatic draft and the newest token, 66 the largest tree with
+two tokens of text."""
+LONGEST = WIDTHS[-1]
+ROUND = 17
+"""Passes up to this width are captured whatever is asked of them: rounds and what a draft model catches up on."""
+SHORTEST_REACH, HALVED_FROM = 256, 1024
+ROOM = 256
+"""Rows of a cache past the text it was made for: the longest draft (`core.sampling.MOST_DRAFTED`) and the surplus rows
+of the widest pass, so that neither makes a cache grow at the very end of a context."""
+
+USUAL = 4096
+"""Tokens that a runner kept for later may have room for; one that grew beyond gives its memory back."""
+
+
+def width_for(rows: int) -> int:
+    """The width of a pass over so many rows; their own number where there is none so wide."""
+    return next((width for width in WIDTHS if width >= rows), rows)
+
+
+def reach_for(length: int) -> int:
+    """How many positions of a cache a pass reads that ends at `length` tokens: a power of two or, beyond 1,024, the
+    middle between two, so that few passes are captured and none reads half as much again as it needs."""
+    reach = max(SHORTEST_REACH, 1 << (length - 1).bit_length())
+    return reach * 3 // 4 if reach > HALVED_FROM and length <= reach * 3 // 4 else reach
+
+
+def reaches_up_to(length: int) -> int:
+    """How many reaches texts up to `length` tokens meet."""
+    count, reach = 0, 0
+    while reach < length:
+        reach = reach_for(reach + 1)
+        count += 1
+    return count
+
+
+def capacity_for(length: int, limit: int | None = None) -> int:
+    """Rows of a cache for texts of `length` tokens, of a model whose context is `limit`."""
+    whole = reach_for(length) if limit is None else min(reach_for(length), max(length, limit))
+    return whole + ROOM

@@ -17,7 +17,7 @@ from core.drafting.length import Controller
 from core.errors import Cancelled
 from core.progress import Stop, never
 from core.records import CacheLengths, Candidate, Round, Run, Token
-from core.runners import Runner, prefill
+from core.runners import PREFILL_CHUNK, Runner, prefill
 from core.runners.clock import Clock, engine_time
 from core.runners.host import ids_on
 from core.sampling import Sampling, Uniforms
@@ -44,9 +44,14 @@ def speculative(
     numbers = Uniforms(settings.seed, target.device)
     context = list(run.prompt_ids)
     try:
-        run.prefill_seconds = prefill(target, context[:-1], stop)
-        if drafter is not None:
-            run.draft_prefill_seconds = drafter.prefill(context[:-1], stop)
+        whole = len(context) - 1
+        # A head reads its target's hidden states chunk by chunk behind it, so that those of a long prompt are never all
+        # there at once; other drafters read on their own.
+        step = PREFILL_CHUNK if getattr(drafter, "in_step", False) else max(1, whole)
+        for end in (*range(step, whole, step), whole):
+            run.prefill_seconds += prefill(target, context[:end], stop)
+            if drafter is not None:
+                run.draft_prefill_seconds += drafter.prefill(context[:end], stop)
         while run.stop_reason is None:
             if stop():
                 raise Cancelled

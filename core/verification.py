@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import isfinite, isnan
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from torch.nn.functional import pad
 from core.drafting import Draft
 from core.errors import UserError
 from core.records import Outcome
+from core.runners.capture import Captures
 from core.runners.host import ids_on, lists_on_host
 from core.sampling import Sampling, draw
 
@@ -77,7 +79,9 @@ def _judge_greedy(logits: Tensor, draft: Draft) -> Verdict:
 def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor) -> Verdict:
     k = len(draft)
     uniforms = uniforms[: k + 1]
-    found = verify_chain(sampling.probabilities(logits), draft.tokens, draft.probs, uniforms)
+    given = (logits, draft.tokens, uniforms) if draft.probs is None else (logits, draft.tokens, uniforms, draft.probs)
+    key = sampling, logits.shape, logits.dtype, len(given)
+    found = ChainVerdict(*captures_on(logits.device)(key, partial(_chain, sampling), given))
     (accepted,), (token,), (token_p,), drafted, p, q, draws = lists_on_host(
         found.accepted, found.token, found.token_p, draft.tokens, found.p, found.q, uniforms[:-1]
     )
@@ -85,6 +89,18 @@ def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Ten
     _check_numbers(not any(map(isnan, (token_p, *p, *q))))
     path, rejected = list(range(accepted)), list(range(accepted, k))[:1]
     return Verdict(drafted, path, rejected, token, _outcome(k, accepted < k), p, q, token_p, draws)
+
+
+def _chain(
+    sampling: Sampling, logits: Tensor, tokens: Tensor, uniforms: Tensor, q: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    return tuple(verify_chain(sampling.probabilities(logits), tokens, q, uniforms))
+
+
+@cache
+def captures_on(device: torch.device) -> Captures:
+    """The verdicts on chains, one graph each for a length and a sampler chain; on a CPU nothing is captured."""
+    return Captures(device)
 
 
 def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Verdict:
@@ -121,11 +137,11 @@ class ChainVerdict(NamedTuple):
     fewer than all were accepted, bonus otherwise; with nothing drafted, plain). To show: what the two laws gave the
     drafted tokens, `p` and `q` [γ] float32, and what the target's gave `token`, `token_p` [1] float32."""
 
-    accepted: Tensor
-    token: Tensor
     p: Tensor
     q: Tensor
     token_p: Tensor
+    accepted: Tensor
+    token: Tensor
 
 
 class TreeVerdict(NamedTuple):
@@ -147,7 +163,7 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     """
     if not len(tokens):
         token, none = draw(p, uniforms), uniforms[:0]
-        return ChainVerdict(torch.zeros_like(token), token, none, none, p.take(token))
+        return ChainVerdict(none, none, p.take(token), torch.zeros_like(token), token)
     drafted = tokens[:, None]
     if q is None:
         q = torch.zeros_like(p[:-1]).scatter_(1, drafted, 1.0)
@@ -156,7 +172,7 @@ def verify_chain(p: Tensor, tokens: Tensor, q: Tensor | None, uniforms: Tensor) 
     # A row of zeros after the last draft makes the bonus the same formula: nothing to subtract.
     law, subtracted = p.index_select(0, accepted), pad(q, (0, 0, 0, 1)).index_select(0, accepted)
     token = draw(residual(law, subtracted), uniforms[-1:])
-    return ChainVerdict(accepted, token, p_of, q_of, law.take(token))
+    return ChainVerdict(p_of, q_of, law.take(token), accepted, token)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ from core.drafting import Draft
 from core.drafting.build import Built, Parts, Way
 from core.drafting.length import Adaptive, Fixed, Recorded
 from core.errors import Cancelled
-from core.heads.block import FusedHead
-from core.heads.runner import AnyHeadRunner, HeadRunner, runner_of
+from core.heads.graph import GraphHeadRunner
+from core.heads.mtp import MtpRunner
+from core.heads.runner import AnyHeadRunner, HeadRunner
 from core.progress import Stop
 from core.records import Round, Token, depths
 from core.runners import PREFILL_CHUNK, Runner
@@ -47,6 +48,8 @@ class HeadReader(Generic[R]):
     """
 
     cache: Runner | None = None
+    in_step = True
+    """It reads a prompt chunk by chunk behind its target."""
 
     def __init__(self, runner: R, features: Features, sampling: Sampling) -> None:
         self.runner = runner
@@ -84,23 +87,29 @@ class HeadReader(Generic[R]):
     def _refresh(self, context: list[int]) -> Tensor | None:
         """The head's output [1, hidden] after the committed text, having read the features that are new; None where
         the target has not fed all of it but the newest token."""
-        self.runner.truncate(self._stable)
-        end = len(context) - 1
-        if self._features.end < end:
+        if not self._can_go_on(context):
             return None
-        if self._features.start < end:
-            self._read(context, end)
+        if self._features.start < len(context) - 1:
+            self._read(context, len(context) - 1)
         return self._output
+
+    def _can_go_on(self, context: list[int]) -> bool:
+        """Whether the target has fed all of the text but its newest token; the rows of the last draft are dropped."""
+        self.runner.truncate(self._stable)
+        return self._features.end >= len(context) - 1
 
     def _read(self, context: list[int], end: int) -> None:
         """Read the features of the tokens before position `end`."""
+        self._output = self.runner.read(*self._unread(context, end))[-1:]
+        self._stable = self.runner.length
+
+    def _unread(self, context: list[int], end: int) -> tuple[Tensor, Tensor]:
+        """What the rows before position `end` that are not read yet are made of: ids [n] and features [n, …]."""
         start = self._features.start
         if start != self._begins + self.runner.length:  # text was taken back further than rows can be read again
             self._begins = start
             self.runner.truncate(0)
-        ids = ids_on(self.runner.device, context[start + 1 : end + 1])
-        self._output = self.runner.read(ids, self._features.take(end))[-1:]
-        self._stable = self.runner.length
+        return ids_on(self.runner.device, context[start + 1 : end + 1]), self._features.take(end)
 
 
 class HeadDrafter(HeadReader[AnyHeadRunner]):
@@ -110,8 +119,11 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
     """
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
-        head = self.runner.head
-        output = self._refresh(context) if length else None
+        if not length or not self._can_go_on(context):
+            return Draft.none(self.runner.device)
+        if isinstance(self.runner, GraphHeadRunner):
+            return self._replayed(self.runner, context, length, uniforms)
+        head, output = self.runner.head, self._refresh(context)
         if output is None:
             return Draft.none(self.runner.device)
         tokens: list[Tensor] = []
@@ -119,11 +131,8 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         logits: list[Tensor] = []
         while True:
             row = head.logits(output)
-            if self._sampling.greedy:
-                index = row.max(-1).indices
-            else:
-                q = self._sampling.probabilities(row)
-                index = draw(q, uniforms[len(tokens) : len(tokens) + 1])
+            index, q = self._choose(row, uniforms[len(tokens) : len(tokens) + 1])
+            if q is not None:
                 probs.append(q)
             tokens.append(head.target_ids[index])
             logits.append(row)
@@ -133,8 +142,28 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         q = head.on_target(torch.cat(probs), 0.0) if probs else None
         return Draft(torch.cat(tokens), q, logits=logits, ids=head.target_ids)
 
+    def _replayed(self, runner: GraphHeadRunner, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        """The same in one replay, the features that are new included."""
+        end, head = len(context) - 1, runner.head
+        fresh = self._features.start < end
+        ids, rows = self._unread(context, end) if fresh else (ids_on(runner.device, []), self._output)
+        if rows is None:
+            return Draft.none(runner.device)
+        self._stable = runner.length + len(ids)
+        chain = runner.chain(ids, rows, length, self._choose, self._sampling, uniforms)
+        self._output = chain.output
+        q = None if chain.probs is None else head.on_target(chain.probs, 0.0)
+        return Draft(chain.tokens, q, logits=list(chain.logits.split(1)), ids=head.target_ids)
 
-class HeadTreeDrafter(HeadReader[HeadRunner]):
+    def _choose(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of a row of logits [1, draft vocab] the column that is drawn, and the law it was drawn from."""
+        if self._sampling.greedy:
+            return row.max(-1).indices, None
+        q = self._sampling.probabilities(row)
+        return draw(q, uniform), q
+
+
+class HeadTreeDrafter(HeadReader[HeadRunner | GraphHeadRunner]):
     """Drafts on from the likeliest nodes of each level, and keeps as many nodes as checking them is worth.
 
     `costs` are those of a round; a node is kept while the tokens it is expected to add, by its cumulative probability,
@@ -227,14 +256,16 @@ class AdaptiveDepth(Adaptive):
 def _build(parts: Parts) -> Built:
     head = parts.pair.head
     assert head is not None
-    return HeadDrafter(runner_of(head.fused), parts.target.watch(head.layers), parts.sampling), parts.length()
+    runner = parts.resources.enter_context(head.lease(parts.room))
+    return HeadDrafter(runner, parts.target.watch(head.layers), parts.sampling), parts.length()
 
 
 def _build_tree(parts: Parts) -> Built:
     head, length = parts.pair.head, parts.settings.draft_length
-    assert head is not None and isinstance(head.fused, FusedHead)
-    features = parts.target.watch(head.layers)
-    drafter = HeadTreeDrafter(HeadRunner(head.fused), features, parts.sampling, parts.costs)
+    assert head is not None
+    runner = parts.resources.enter_context(head.lease(parts.room))
+    assert not isinstance(runner, MtpRunner)
+    drafter = HeadTreeDrafter(runner, parts.target.watch(head.layers), parts.sampling, parts.costs)
     return drafter, AdaptiveDepth(parts.costs, DEEPEST) if length == "auto" else Fixed(length)
 
 

@@ -141,6 +141,11 @@ class FusedHead:
         self.parameters = sum(parameter.numel() for parameter in network.parameters())
         real = network.draft_ids < vocab_size
         self.target_ids = network.draft_ids[real]
+        self.table: Tensor = (network.embed_tokens.weight if self.config.own_embedding else embedding).detach()
+        """Embeddings [vocab, hidden]."""
+        if self.device.type == "cuda":  # its passes run by the network itself (core.heads.graph)
+            self.work = self.dtype
+            return
         attention, mlp = network.midlayer.self_attn, network.midlayer.mlp
         layers: list[tuple[nn.Module, tuple[str, ...]]] = [
             (network, ("fc",)),
@@ -155,8 +160,7 @@ class FusedHead:
         vocabulary = _vocabulary(network, real, rounded), ("lm_head",)
         weights.append(fuse(*vocabulary, rounded) if on_cpu else _dense(*vocabulary))
         self.work = torch.float32 if on_cpu and self.dtype.itemsize == 2 else self.dtype
-        table = network.embed_tokens.weight if self.config.own_embedding else embedding
-        self.block: Any = Block(network, weights, table, len(self.target_ids), self.work)
+        self.block: Any = Block(network, weights, self.table, len(self.target_ids), self.work)
         if on_cpu:
             self.block = compiled(self.block)
 
@@ -187,7 +191,11 @@ class FusedHead:
     @torch.inference_mode()
     def logits(self, output: Tensor) -> Tensor:
         """Outputs [n, hidden] as logits [n, draft vocabulary]: the end of every pass whose proposals are wanted."""
-        return self.block.logits(output)
+        return self.block.logits(output) if hasattr(self, "block") else self.network_logits(output)
+
+    def network_logits(self, output: Tensor) -> Tensor:
+        """The same by the network itself."""
+        return self.network.logits(output)[:, : len(self.target_ids)]  # its ids ascend: padding is at the end
 
     def on_target(self, rows: Tensor, fill: float) -> Tensor:
         """Rows [n, draft vocabulary] over the target's vocabulary [n, vocab], `fill` for what the head cannot say."""

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.costs import CostTable, table_of
+from core.costs import CHAIN, CostTable, table_of
 from core.heads.block import FusedHead
+from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
 from core.runners.clock import synchronise, timed_pass
 
@@ -91,19 +92,21 @@ class HeadCosts:
 
 
 AnyHead = FusedHead | MtpHead
-AnyHeadRunner = HeadRunner | MtpRunner
+AnyHeadRunner = HeadRunner | GraphHeadRunner | MtpRunner
 
 
 def runner_of(head: AnyHead) -> AnyHeadRunner:
     """A new runner with an empty cache."""
-    return MtpRunner(head) if isinstance(head, MtpHead) else HeadRunner(head)
+    if isinstance(head, MtpHead):
+        return MtpRunner(head)
+    return GraphHeadRunner(head) if head.device.type == "cuda" else HeadRunner(head)
 
 
 @torch.inference_mode()
-def time_head(target: Any, head: AnyHead, context: int, repeats: int = REPEATS) -> HeadCosts:
-    """Passes of a head behind passes of its target's runner, which push it out of the processor's caches."""
-    features = target.watch(head.layers)
-    runner = runner_of(head)
+def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = REPEATS) -> HeadCosts:
+    """Passes of a head behind passes of its target's runner, which push it out of the processor's caches. Where chains
+    are captured, one of them is timed: what a token more takes of it, its draw included, is a pass over one output."""
+    features = target.watch(runner.head.layers)
 
     def ones(n: int) -> Tensor:
         return torch.ones(n, dtype=torch.long, device=runner.device)
@@ -120,9 +123,24 @@ def time_head(target: Any, head: AnyHead, context: int, repeats: int = REPEATS) 
             read[n].append(seconds)
             _, seconds = _time(runner, lambda output=output, n=n: runner.draft(ones(n), output.expand(n, -1)))
             draft[n].append(seconds)
+            if isinstance(runner, GraphHeadRunner):
+                one, more = (_time_chain(runner, context, ones(n), rows, length) for length in (1, 1 + CHAIN))
+                read[n][-1] = one
+                if n == 1:
+                    draft[n][-1] = max(0.0, more - one) / CHAIN
             runner.truncate(context)
             target.truncate(context)
     return HeadCosts(table_of(read), table_of(draft))
+
+
+def _time_chain(runner: GraphHeadRunner, context: int, ids: Tensor, rows: Tensor, length: int) -> float:
+    runner.truncate(context)
+    uniforms = torch.zeros(length, device=runner.device)
+    synchronise(runner.device)
+    start = time.perf_counter()
+    runner.chain(ids, rows, length, lambda row, uniform: (row.max(-1).indices, None), "likeliest", uniforms)
+    synchronise(runner.device)
+    return time.perf_counter() - start
 
 
 def _time(runner: AnyHeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor, float]:

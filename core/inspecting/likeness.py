@@ -22,6 +22,7 @@ from core.loading.hub import cached, local_folder
 from core.loading.memory import Weights
 from core.loading.pair import LEAST_SHARED, token_bytes
 from core.loading.precision import DTYPES
+from core.runners import PREFILL_CHUNK
 from core.runners.products import GROUP
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
@@ -172,9 +173,10 @@ class SizedHead:
         return 0
 
     def workspace_bytes(self, tokens: int) -> int:
-        """The features of a text it has not read yet."""
+        """The features of a text it has not read yet: it reads a prompt chunk by chunk behind the target."""
         shape = self.preview.description.shape
-        return tokens * self.preview.description.features * shape["target_hidden_size"] * self._itemsize
+        width = self.preview.description.features * shape["target_hidden_size"]
+        return min(tokens, PREFILL_CHUNK) * width * self._itemsize
 
     @property
     def _itemsize(self) -> int:

@@ -10,6 +10,7 @@ from core.inspecting.likeness import Likeness
 from core.loading.memory import Weights
 from core.loading.mtp import check_mtp, speaks_of_mtp, weigh_mtp
 from core.loading.precision import NAMES
+from core.runners import PREFILL_CHUNK
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class SizedMtp:
         return 0
 
     def workspace_bytes(self, tokens: int) -> int:
-        """The hidden states of a text it has not read yet."""
-        return tokens * self.target.preview.decoder.hidden_size * self.target.format.dtype.itemsize
+        """The hidden states of a text it has not read yet: it reads a prompt chunk by chunk behind the target."""
+        return min(tokens, PREFILL_CHUNK) * self.target.preview.decoder.hidden_size * self.target.format.dtype.itemsize
 
 
 def drafts_for_itself(target: Preview, draft: str | None) -> bool:

@@ -20,7 +20,7 @@ from core.costs import CostTable
 from core.errors import Cancelled, UserError, first_line, out_of_memory, release_memory
 from core.loading import memory
 from core.loading.conversion import convert, find_gguf, origin
-from core.loading.fastest import fastest_precision
+from core.loading.fastest import fastest_precision, largest_product
 from core.loading.head import bundled_head, bytes_needed, head_folder, load_head
 from core.loading.hub import fetch
 from core.loading.model import Model
@@ -43,6 +43,7 @@ from core.loading.precision import (
     load_network,
     packed_for_cpu,
     placed,
+    product_shapes,
     quantisation_of,
     refuse_int4,
     tensor_bytes,
@@ -209,7 +210,7 @@ def read_source(
 
 def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: Format) -> int:
     """What loading a folder's weights takes: counted from the config, or as they were saved where they stay so. Those
-    of int4 are read in 16 bits first."""
+    of int4 are read in 16 bits first, on a GPU product by product."""
     if format_.taken_as_saved and format_.precision != "nf4":
         return sum(tensor_bytes(folder).values())
     layout = None
@@ -221,7 +222,10 @@ def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: F
         )
     network = memory.skeleton(config)
     counted = memory.weights(network, format_.dtype, layout)
-    return max(counted.total, memory.as_fused(counted, network, device, format_.precision, format_.dtype).total)
+    fused = memory.as_fused(counted, network, device, format_.precision, format_.dtype).total
+    if format_.precision == "int4" and device.type == "cuda":
+        return fused + largest_product(tuple((name, *shape) for name, shape in product_shapes(config).items()))
+    return max(counted.total, fused)
 
 
 def _find_room(sources: Sequence[Source], device: torch.device, make_room: MakeRoom, head: int = 0) -> Placement:

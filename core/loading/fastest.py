@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import first_line
-from core.loading.memory import free_memory, skeleton, weights
+from core.loading.memory import as_fused, free_memory, skeleton, weights
 from core.loading.precision import PRODUCTS, Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
 from core.runners.architecture import why_not_family
 from core.runners.capture import record
@@ -30,9 +30,8 @@ ROWS = (1, 5)
 TIMED_BYTES = 1 << 29
 """Of weights in 16 bits: even their quarter is more than the caches of GPUs hold."""
 REPEATS = 5
-ROOM, ROOM_TO_QUANTISE = 0.6, 0.85
-"""Shares of a GPU's memory that weights in 16 bits may take: to stay, beside a draft, caches and captured passes; and
-while they are read, before they are quantised to int4."""
+ROOM = 0.6
+"""Share of a GPU's memory that weights may take beside a draft, caches and captured passes."""
 CLEARLY = 1.1
 """How many times as fast fewer bits must be to be worth what they lose."""
 
@@ -63,15 +62,24 @@ def fastest_precision(config: Any, device: torch.device, measure: bool, bundled:
 def fitting(config: Any, device: torch.device, shapes: Shapes) -> list[str]:
     """The precisions that can be had on a GPU and leave room there, the one with the most bits first."""
     wide = sixteen_bits(device)
-    total = weights(skeleton(config), torch.bfloat16).total
-    room = _room(device)
-    found = [wide] if total <= ROOM * room else []
+    network = skeleton(config)
+    counted = weights(network, torch.bfloat16)
+    room = ROOM * _room(device)
+    found = [wide] if counted.total <= room else []
     whole = all(group_for(rows, columns) for _, rows, columns in shapes)
-    if wide == "bf16" and whole and total <= ROOM_TO_QUANTISE * room and not int4_obstacle(device):
+    packed = as_fused(counted, network, device, "int4", torch.bfloat16).total + largest_product(shapes)
+    if wide == "bf16" and whole and packed <= room and not int4_obstacle(device):
         found.append("int4")
     if not nf4_obstacle(device):
         found.append("nf4")
     return found or [wide]
+
+
+def largest_product(shapes: Shapes) -> int:
+    """Bytes that the layers of a product take in 16 bits, on their own and joined, and their codes before they are
+    packed."""
+    size = {name: rows * columns for name, rows, columns in shapes}
+    return 8 * max(sum(size[name] for name in names) for names in PRODUCTS)
 
 
 def _room(device: torch.device) -> int:

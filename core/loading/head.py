@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.block import FusedHead, fits_int4
 from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
+from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead
-from core.heads.runner import REPEATS, AnyHead, HeadCosts, HeadRunner, time_head
+from core.heads.runner import REPEATS, AnyHead, AnyHeadRunner, HeadCosts, HeadRunner, runner_of, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
 from core.runners.products import fast_int4
 
 BUNDLED = POCKET.parent / "heads"
+KEPT = 2
+"""Runners that are kept for later: those of a race's lanes."""
 SAMPLE = 192
 """Tokens of text by which the numbering of a head's layers is settled."""
 
@@ -38,6 +42,26 @@ class Head:
     precision: str
     notes: list[str] = field(default_factory=list)
     costs: HeadCosts | None = None
+    _idle: list[GraphHeadRunner] = field(default_factory=list, repr=False)
+
+    @contextmanager
+    def lease(self, room: int = 0) -> Iterator[AnyHeadRunner]:
+        """A runner with an empty cache for `room` tokens. One whose passes are captured is kept when the block ends,
+        unless it grew beyond the usual; why they could not be is noted."""
+        runner = self._idle.pop() if self._idle else runner_of(self.fused)
+        if not isinstance(runner, GraphHeadRunner):
+            yield runner
+            return
+        try:
+            runner.reserve(room)
+            yield runner
+        finally:
+            runner.truncate(0)
+            note = f"The head drafts without CUDA graphs: {runner.failure}."
+            if runner.failure and note not in self.notes:
+                self.notes.append(note)
+            if runner.usual and len(self._idle) < KEPT:
+                self._idle.append(runner)
 
     @property
     def kind(self) -> str:
@@ -62,8 +86,8 @@ class Head:
 
     def time_passes(self, target: Model, repeats: int = REPEATS) -> HeadCosts:
         """The same, measured now."""
-        with target.lease() as runner:
-            return time_head(runner, self.fused, target.short_context((16,)), repeats)
+        with target.lease() as runner, self.lease() as own:
+            return time_head(runner, own, target.short_context((16,)), repeats)
 
 
 def head_folder(folder: Path) -> Path | None:

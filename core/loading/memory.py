@@ -217,7 +217,7 @@ def workspace_bytes(
 
 
 def captured_bytes(network: nn.Module, tokens: int, dtype: torch.dtype, device: torch.device, nf4: NF4 | None) -> int:
-    """An estimate of what the captured passes of one runner hold on CUDA over texts of `tokens` tokens: their nodes, the
+    """An estimate of what captured passes of one runner hold on CUDA over texts of `tokens` tokens: their nodes, the
     room of their cache past the text, and what all share: the logits they leave, the work of the widest of them (one
     layer, its mask, its logits), a workspace of cuBLAS and in 4-bit the largest weight unpacked. Without early exit or
     a head's features, whose passes are captured beside these."""

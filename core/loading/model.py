@@ -95,6 +95,8 @@ class Model:
         found = fused_for(self.network, self.precision == "int4")
         if isinstance(found, StaticNetwork):
             self.runner_kind, self._fused = GraphRunner.fused_kind, found
+            if told := found.measure_attention(self.context_length):
+                self.notes.append(told)
         elif reason := why_not_static(self.network):
             self.fall_back(reason)
         else:

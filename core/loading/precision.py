@@ -29,6 +29,7 @@ from core.errors import UserError
 from core.progress import Meter, Progress
 from core.runners.architecture import why_not_family
 from core.runners.products import group_for, int4_obstacle
+from core.runners.static_layers import bring_in_int4
 from core.settings import SPECS
 
 POCKET = Path(__file__).parent.parent.parent / "assets" / "pocket"
@@ -285,7 +286,10 @@ def load_network(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=format_.dtype,
         )
-    if device.type == "cuda":
+    packing = format_.precision == "int4" and device.type == "cuda" and placement == "one"
+    if packing:
+        options["device_map"] = {"": "cpu"}
+    elif device.type == "cuda":
         options |= device_map(placement, device)
     with _counted(folder, name, progress):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -304,6 +308,8 @@ def load_network(
     quantised = format_.precision == "nf4" or format_.taken_as_saved
     if quantised:
         _leave_odd_shapes(network)
+    if packing:
+        bring_in_int4(network, device)
     return network if quantised or device.type == "cuda" else nn.Module.to(network, device)
 
 

@@ -3,10 +3,9 @@
 Work is a function of tensors on the device whose results depend on nothing but these and on memory that stays where it
 is (weights, keys and values); done twice with the same it leaves the same. It is captured for a key when the key is
 first met. A graph replays on the addresses it was captured on, so what it is given is copied to where its inputs lie,
-and all graphs leave what they give in the same memory. A graph is trusted once its replay has given what the work
-itself gives, for what it was captured with and then for something else: a number of the host that was baked in shows
-the second time. Off CUDA, and where a capture fails or gives other numbers, the work is done eagerly: the results are
-the same.
+and all graphs leave what they give in the same memory. A graph is kept if its replay gives what the work itself gives,
+for what it was captured with and then elsewhere: a number of the host that was baked in shows the second time. Off
+CUDA, and where a capture fails or gives other numbers, the work is done eagerly: the results are the same.
 """
 
 from __future__ import annotations
@@ -53,19 +52,23 @@ class Captures:
         return len(self._held)
 
     @torch.inference_mode()
-    def __call__(self, key: Hashable, work: Work, *given: Given) -> tuple[Tensor, ...]:
+    def __call__(
+        self, key: Hashable, work: Work, given: Sequence[Given], elsewhere: Sequence[Given] = ()
+    ) -> tuple[Tensor, ...]:
         """What `work` gives for tensors of the shapes that belong to the key; numbers come to it as int64 tensors [].
-        Its results [rows, …], the first of floats, are good until the next call."""
+        Its results [rows, …], the first of floats, are good until the next call. `elsewhere` is what it may be given
+        to be checked once more, where that and a graph that has not moved there do no harm."""
         if self._eager or self.failure:
             return work(*self._on_device(given))
-        captured = self._held.get(key)
-        if captured is None or captured.untried(given):
+        if key not in self._held:
             with off_the_clock(self._device):
-                captured = self._checked(key, work, given)
-            if captured is None:
+                reason = self._capture_checked(key, work, given, elsewhere)
+            if reason:
+                self.forget()
+                self.failure = reason
                 return work(*self._on_device(given))
         self._held.move_to_end(key)
-        return captured.replay(given)
+        return self._held[key].replay(given)
 
     def forget(self) -> None:
         """Addresses have changed, or memory is wanted: what is captured is void."""
@@ -78,55 +81,44 @@ class Captures:
     def _on_device(self, given: Sequence[Given]) -> list[Tensor]:
         return [torch.full((), x, device=self._device) if isinstance(x, int) else x for x in given]
 
-    def _checked(self, key: Hashable, work: Work, given: Sequence[Given]) -> Captured | None:
-        """The work as a graph whose replay gave what the work gives; None after a failure, which is said."""
-        inputs, held = self._on_device(given), self._held.get(key)
-        expected = work(*inputs)
+    def _capture_checked(
+        self, key: Hashable, work: Work, given: Sequence[Given], elsewhere: Sequence[Given]
+    ) -> str | None:
+        """Capture the work and hold its replays against the work itself; the reason where that fails."""
+        expected = [result.clone() for result in work(*self._on_device(given))]
         try:
-            captured = held or self._capture(key, work, inputs, expected, given)
+            captured = self._capture(work, given, expected)
         except Exception as error:  # a kernel that synchronises, no memory left …: the work itself still goes
-            self._fail(f"its passes cannot be captured: {first_line(error, 160)}")
-            return None
+            return f"its passes cannot be captured: {first_line(error, 160)}"
         if not alike(expected, captured.replay(given)):
-            self._fail(GAVE_OTHER_NUMBERS)
-            return None
-        captured.trusted = held is not None
-        return captured
+            return GAVE_OTHER_NUMBERS
+        if elsewhere and not alike(work(*self._on_device(elsewhere)), captured.replay(elsewhere)):
+            return GAVE_OTHER_NUMBERS
+        self._held[key] = captured
+        return None
 
-    def _fail(self, reason: str) -> None:
-        self.forget()
-        self.failure = reason
-
-    def _capture(
-        self, key: Hashable, work: Work, inputs: list[Tensor], expected: Sequence[Tensor], given: Sequence[Given]
-    ) -> Captured:
+    def _capture(self, work: Work, given: Sequence[Given], expected: Sequence[Tensor]) -> Captured:
         while len(self._held) >= MOST_CAPTURED:
             self._held.popitem(last=False)
         try:
-            captured = self._recorded(work, inputs, expected, given)
+            return self._recorded(work, given, expected)
         except Exception as error:
             if not (out_of_memory(error) and self._held):
                 raise
-            captured = None
-        if captured is None:  # graphs share their memory, so it comes back when all are gone
-            self.forget()
-            captured = self._recorded(work, inputs, expected, given)
-        self._held[key] = captured
-        return captured
+        self.forget()  # graphs share their memory, so it comes back when all are gone
+        return self._recorded(work, given, expected)
 
-    def _recorded(
-        self, work: Work, inputs: list[Tensor], expected: Sequence[Tensor], given: Sequence[Given]
-    ) -> Captured:
+    def _recorded(self, work: Work, given: Sequence[Given], expected: Sequence[Tensor]) -> Captured:
         if self._side is None:
             self._side = aside(self._device)
-        own = [x.clone() for x in inputs]
+        own = [x.clone() for x in self._on_device(given)]
         outputs = [self._left(place, result) for place, result in enumerate(expected)]
 
         def write() -> None:
             for result, output in zip(work(*own), outputs):
                 output.copy_(result)
 
-        return Captured(record(write, self._device, *self._side), own, tuple(outputs), numbers_of(given))
+        return Captured(record(write, self._device, *self._side), own, tuple(outputs))
 
     def _left(self, place: int, result: Tensor) -> Tensor:
         """Where graphs leave a result: in the same memory, where it is good until the next replay. Otherwise each would
@@ -137,30 +129,19 @@ class Captures:
         return self._outputs[kind][:rows]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Captured:
-    """A graph with its inputs and outputs at their fixed addresses. `numbers` are those it was captured with; it is
-    `trusted` when it has been right with others, too."""
+    """A graph with its inputs and outputs at their fixed addresses."""
 
     graph: Any
     inputs: list[Tensor]
     outputs: tuple[Tensor, ...]
-    numbers: tuple[int, ...]
-    trusted: bool = False
-
-    def untried(self, given: Sequence[Given]) -> bool:
-        """Whether these are, for the first time, others than it was captured with."""
-        return not self.trusted and (not self.numbers or self.numbers != numbers_of(given))
 
     def replay(self, given: Sequence[Given]) -> tuple[Tensor, ...]:
         for held, x in zip(self.inputs, given):
             held.fill_(x) if isinstance(x, int) else held.copy_(x)
         self.graph.replay()
         return self.outputs
-
-
-def numbers_of(given: Sequence[Given]) -> tuple[int, ...]:
-    return tuple(x for x in given if isinstance(x, int))
 
 
 def alike(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:

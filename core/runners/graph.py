@@ -179,13 +179,14 @@ class GraphRunner:
         n = len(ids)
         captured = n <= ROUND or n == (rows or n) <= LONGEST
         width = width_for(n) if captured else n
-        self.reserve(start + width)
+        self.reserve(start + 2 * width)  # what is captured is checked once behind itself
         reach = self._store.reach_for(start + n)
         tree = () if parents is None else tree_inputs(tuple(parents), width, self.device)
         padded = ids if width == n else pad(ids, (0, width - n))
         work = partial(self._pass, what, reach)
         if captured:
-            logits, *noted = self._captures((what, width, reach, bool(tree)), work, padded, start, *tree)
+            given, behind = (padded, start, *tree), (padded, start + width, *tree)
+            logits, *noted = self._captures((what, width, reach, bool(tree)), work, given, behind)
             logits, noted = logits[n - (rows or n) : n].clone(), [found[:n].clone() for found in noted]
         else:
             logits, *noted = work(padded, torch.full((), start, device=self.device), *tree, rows=rows)

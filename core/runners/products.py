@@ -31,6 +31,8 @@ WORDS = 32
 """The group of our own kernel."""
 ROWS = 16
 """PyTorch's kernels for 4 bits take weights whose rows are a multiple of this; on CUDA of 8."""
+AT_ONCE = 1 << 24
+"""Weights that are quantised at a time."""
 TILES = (8, 4, 2)
 """How many tiles of 16 columns the CUDA kernel may put together; more is faster."""
 
@@ -157,15 +159,20 @@ def fast_int4() -> bool:
 def quantise(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Codes int32 [rows, columns] and scales and zeros bf16 [columns / group, rows, 2] of a weight [rows, columns].
 
-    The range of a group is cut into 15 equal steps; codes are the nearest to the weights given the rounded scale.
+    The range of a group is cut into 15 equal steps; codes are the nearest to the weights given the rounded scale. Some
+    rows at a time: in float32, a head's matrix would take twice what it does.
     """
     rows, columns = weight.shape
-    groups = weight.float().view(rows, columns // group, group)
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    scale = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()
-    zero = (low + 8 * scale).bfloat16().float()
-    codes = ((groups - zero) / scale).round_().add_(8).clamp_(0, 15)
-    return codes.view(rows, columns).int(), _side_by_side(scale, zero)
+    codes = torch.empty(rows, columns, dtype=torch.int32, device=weight.device)
+    scales = torch.empty(columns // group, rows, 2, dtype=torch.bfloat16, device=weight.device)
+    for at in range(0, rows, step := max(1, AT_ONCE // columns)):
+        groups = weight[at : at + step].float().view(-1, columns // group, group)
+        low, high = groups.aminmax(dim=-1, keepdim=True)
+        scale = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()
+        zero = (low + 8 * scale).bfloat16().float()
+        codes[at : at + step] = ((groups - zero) / scale).round_().add_(8).clamp_(0, 15).view(-1, columns)
+        scales[:, at : at + step] = _side_by_side(scale, zero)
+    return codes, scales
 
 
 def _side_by_side(scale: Tensor, zero: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ the model's own type, as in transformers.
 
 Queries that share a key head become rows of one product, so no key or value is repeated, however many rows are under a
 mask. The mask is additive, in the type of the queries. Of the backends behind `scaled_dot_product_attention` flash
-attention takes none; the memory-efficient one, cuDNN's and the plain one do (PyTorch 2.9 to 2.13, sdp_utils.cpp).
+attention takes none; the memory-efficient one, cuDNN's and the plain one do (PyTorch 2.9 to 2.13, sdp_utils.cpp). Over
+a long cache it goes in parts (`core.runners.attention`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.runners.architecture import Build, norms_of, scale_of
+from core.runners.attention import attend, choose_parts, describe_parts, parts_for, time_attention
 from core.runners.products import Stacked, stack
 from core.runners.static_cache import Inputs, StaticStore
 
@@ -55,6 +57,30 @@ class StaticLayer:
     key_norm: StaticNorm | None
 
 
+PRODUCTS = (
+    ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    ("self_attn", ("o_proj",)),
+    ("mlp", ("gate_proj", "up_proj")),
+    ("mlp", ("down_proj",)),
+)
+"""Linear layers of a decoder layer that are one product, and the module they are in."""
+
+
+def bring_in_int4(network: Any, device: torch.device) -> None:
+    """Move a network of 16 bits to a device with its linear layers in 4 bits, product by product: there is room there
+    for what is packed and one product in 16 bits, not for all. The head goes first, while there is most room."""
+    products = [(network, ("lm_head",))]
+    products += [(getattr(layer, part), names) for layer in network.model.layers for part, names in PRODUCTS]
+    for owner, names in products:
+        for name in names:
+            linear = getattr(owner, name)
+            if name == "lm_head":  # on the host it may be the embedding table itself
+                linear.weight = torch.nn.Parameter(linear.weight.to(device), requires_grad=False)
+            linear.to(device)
+        stack(owner, names, int4=True)
+    network.to(device)
+
+
 class StaticNetwork(Build):
     """The fused weights of a model on any device; transformers' modules go on working, from the same memory. `int4`
     quantises the decoder's weights and the head."""
@@ -69,10 +95,7 @@ class StaticNetwork(Build):
         self.layers = [
             StaticLayer(
                 kind,
-                stack(layer.self_attn, ("q_proj", "k_proj", "v_proj"), int4),
-                stack(layer.self_attn, ("o_proj",), int4),
-                stack(layer.mlp, ("gate_proj", "up_proj"), int4),
-                stack(layer.mlp, ("down_proj",), int4),
+                *(stack(getattr(layer, part), names, int4) for part, names in PRODUCTS),
                 *map(norm, norms_of(layer)),
             )
             for layer, kind in zip(decoder.layers, self.of_layer)
@@ -80,8 +103,20 @@ class StaticNetwork(Build):
         self.norm = StaticNorm(*scale_of(decoder.norm, self.dtype))
         self.head = stack(network, ("lm_head",), int4)
         self.group = self.heads // self.kv_heads
+        self.parts: dict[int, tuple[int, float]] = {}
+        """In how many parts attention over long reaches goes, where that was measured (`core.runners.attention`)."""
         # cos(-a) = cos(a) and sin(-a) = -sin(a): the sign of the first half of a head comes with its angles.
         self.angles = [torch.cat([-kind.frequencies, kind.frequencies]) for kind in self.kinds]
+
+    def measure_attention(self, limit: int) -> str | None:
+        """Choose how attention over long reaches is split on this device, of a model whose context is `limit`; what was
+        chosen in a sentence, None where nothing is split."""
+        try:
+            timed = time_attention(self.kv_heads, self.group, self.head_size, self.dtype, self.embedding.device)
+            self.parts = choose_parts(timed, limit)
+        except RuntimeError:  # no memory left for the longest
+            return None
+        return describe_parts(self.parts)
 
     def turns(self, at: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each kind of attention cos and signed sin [n, 1, head size] of positions [n], such that rotating x is
@@ -152,7 +187,7 @@ class FusedPass:
         cache.index_copy_(2, slots, rows[:, heads:].unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3))
         asking = queries.unflatten(1, (kv_heads, net.group)).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, size)
         seen = cache[:, None, :, :reach]
-        y = F.scaled_dot_product_attention(asking, seen[0], seen[1], mask, scale=net.scale)
+        y = attend(asking, seen[0], seen[1], mask, net.scale, parts_for(net.parts, reach))
         y = y[0].unflatten(1, (net.group, n)).permute(2, 0, 1, 3).reshape(n, -1)
         _add(layer.out, y, layer.after_attention, hidden)
 

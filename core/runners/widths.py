@@ -14,10 +14,10 @@ two tokens of text."""
 LONGEST = WIDTHS[-1]
 ROUND = 17
 """Passes up to this width are captured whatever is asked of them: rounds and what a draft model catches up on."""
-SHORTEST_REACH, HALVED_FROM = 256, 1024
+SHORTEST_REACH = 256
 ROOM = 256
-"""Rows of a cache past the text it was made for: the longest draft (`core.sampling.MOST_DRAFTED`) and the surplus rows
-of the widest pass, so that neither makes a cache grow at the very end of a context."""
+"""Rows of a cache past the text it was made for: the longest draft (`core.sampling.MOST_DRAFTED`), or the widest pass
+twice, so that neither makes a cache grow at the very end of a context."""
 
 USUAL = 4096
 """Tokens that a runner kept for later may have room for; one that grew beyond gives its memory back."""
@@ -29,10 +29,11 @@ def width_for(rows: int) -> int:
 
 
 def reach_for(length: int) -> int:
-    """How many positions of a cache a pass reads that ends at `length` tokens: a power of two or, beyond 1,024, the
-    middle between two, so that few passes are captured and none reads half as much again as it needs."""
-    reach = max(SHORTEST_REACH, 1 << (length - 1).bit_length())
-    return reach * 3 // 4 if reach > HALVED_FROM and length <= reach * 3 // 4 else reach
+    """How many positions of a cache a pass reads that ends at `length` tokens: a power of two, beyond 1,024 a half and
+    beyond 4,096 a quarter of the way to the next, so that few passes are captured and none reads much in vain."""
+    top = max(SHORTEST_REACH, 1 << (length - 1).bit_length())
+    grain = top if top <= 1024 else top // 4 if top <= 4096 else top // 8
+    return -(-length // grain) * grain
 
 
 def reaches_up_to(length: int) -> int:

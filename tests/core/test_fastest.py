@@ -66,9 +66,15 @@ SECONDS = {"bf16": (4e-6, 4e-6), "int4": (1e-6, 2e-6), "nf4": (1e-6, 4e-6)}
 
 
 def test_what_does_not_fit_is_not_timed_and_nothing_twice(config, monkeypatch):
-    """16 bits need room to stay, int4 to be read in 16 bits first; the card knows what a load has measured."""
-    size = 2 * sum(p.numel() for p in random_model("llama", 5, **WIDE).parameters())
-    for room, timed, chosen in ((10 * size, ["bf16", "int4", "nf4"], "int4"), (size, ["nf4"], "nf4")):
+    """16 bits need room to stay; int4 does with its own, packed product by product; the card knows what a load has
+    measured."""
+    config = random_model("llama", 5, dtype=torch.bfloat16, num_hidden_layers=12, **WIDE).config
+    size = 2 * sum(p.numel() for p in random_model("llama", 5, num_hidden_layers=12, **WIDE).parameters())
+    for room, timed, chosen in (
+        (10 * size, ["bf16", "int4", "nf4"], "int4"),
+        (size, ["int4", "nf4"], "int4"),
+        (0.4 * size, ["nf4"], "nf4"),
+    ):
         gpu = Gpu(monkeypatch, room, SECONDS)
         assert fastest.fastest_precision(config, CUDA, measure=False) is None
         assert fastest.fastest_precision(config, CUDA, measure=True).precision == chosen

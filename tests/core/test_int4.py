@@ -1,5 +1,7 @@
 """Precision int4 and weights laid out for oneDNN: what is quantised, how exactly, and that rows stand alone."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from core.runners.fused import FusedRunner
 from core.runners.graph import fused_for, why_not_static
 from core.runners.layers import multiply
 from core.runners.products import Int4, Share, dequantise, fuse, group_for, in_pairs, int4_obstacle, quantise
-from core.runners.static_layers import StaticNetwork
+from core.runners.static_layers import StaticNetwork, bring_in_int4
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -117,6 +119,42 @@ def test_the_fused_forward_of_static_caches_quantises_too():
     network = random_model("qwen3", 7, vocab=64, dtype=torch.bfloat16, **WIDE)
     assert isinstance(fused_for(network, int4=True), StaticNetwork)
     assert isinstance(network.model.layers[0].mlp.up_proj.product, Int4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_on_a_gpu_one_product_at_a_time_is_there_in_16_bits(tied, monkeypatch):
+    """Of each product the layers are gone when the next is packed; what comes out is what packing all at once makes. A
+    stand-in for the device: the weights that arrive there are counted."""
+    network, whole = (
+        random_model("llama", 7, vocab=64, dtype=torch.bfloat16, num_hidden_layers=3, tie_word_embeddings=tied, **WIDE)
+        for _ in range(2)
+    )
+    arrived, most = [], [0]
+    move = torch.nn.Module.to
+
+    def to(module, device):
+        moved = move(module, device)
+        if isinstance(module, torch.nn.Linear):
+            arrived.append(weakref.ref(module))
+        most[0] = max(most[0], sum(linear() is not None for linear in arrived))
+        return moved
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    bring_in_int4(network, CPU)
+    assert len(arrived) == 3 * 7 + 1 and most[0] == 3
+    ids = torch.arange(9)[None]
+    StaticNetwork(whole, int4=True)
+    assert torch.equal(network(ids).logits, whole(ids).logits)
+    assert isinstance(network.lm_head.product, Int4) and network.get_input_embeddings().weight.shape == (64, 64)
+    assert isinstance(fused_for(network, int4=True), StaticNetwork)
+
+
+def test_codes_do_not_depend_on_how_many_rows_are_quantised_at_a_time(monkeypatch):
+    weight = normal(48, 64)
+    codes, scales = quantise(weight, 32)
+    monkeypatch.setattr("core.runners.products.AT_ONCE", 640)
+    again = quantise(weight, 32)
+    assert torch.equal(again[0], codes) and torch.equal(again[1], scales)
 
 
 def test_pair_in_int4_is_lossless(saved):

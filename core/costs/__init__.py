@@ -19,6 +19,7 @@ from torch import Tensor
 
 from core.runners import Runner
 from core.runners.clock import synchronise
+from core.runners.widths import width_for
 
 MEASURED_LENGTHS = (1, 2, 4, 6, 9, 17)
 """The last is a pass over the longest automatic draft and the newest token."""
@@ -95,6 +96,18 @@ def between_jumps(table: CostTable) -> tuple[tuple[int, ...], int]:
         if low < n < high and table.seconds[high] > CLIMB * table.seconds[low]
     ]
     return tuple(found), max(1, min(REPEATS, round(BETWEEN_SECONDS / max(1e-9, sum(map(table, found))))))
+
+
+TREES = (24, 32)
+"""Measured too where passes are padded to few widths: what checking a tree costs is then a step, not a line."""
+
+
+def by_width(table: CostTable) -> CostTable:
+    """Of a runner that pads its passes (`core.runners.widths`): a pass takes what the one of its width takes, wherever
+    that was measured."""
+    of_width = {width_for(n): seconds for n, seconds in table.seconds.items()}
+    lengths = range(1, max(table.seconds) + 1)
+    return table | CostTable({n: of_width[width_for(n)] for n in lengths if width_for(n) in of_width})
 
 
 def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:

@@ -22,7 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.costs import CHAIN, CONTEXT, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_exit, time_passes
+from core.costs import (
+    CHAIN,
+    CONTEXT,
+    MEASURED_LENGTHS,
+    REPEATS,
+    TREES,
+    CostTable,
+    between_jumps,
+    by_width,
+    time_exit,
+    time_passes,
+)
 from core.costs.rounds import RoundCosts, exit_costs
 from core.errors import UserError
 from core.loading.alike import fingerprint, remember, seen_alike
@@ -195,12 +206,23 @@ class Model:
                 self.threads = fastest_threads(one_pass)
         return self.threads
 
+    @property
+    def pads(self) -> bool:
+        """Whether its passes are padded to few widths, as captured ones are."""
+        return self.runner_kind.startswith((GraphRunner.kind, GraphRunner.fused_kind))
+
+    @property
+    def measured_lengths(self) -> tuple[int, ...]:
+        """Tokens of the passes whose costs are measured."""
+        return (*MEASURED_LENGTHS, *TREES) if self.pads else MEASURED_LENGTHS
+
     def measure_costs(self) -> CostTable:
         """What passes over n = 1 … 17 tokens cost; measured once."""
         if self.costs is None:
-            table = self.time_passes()
+            table = self.time_passes(lengths=self.measured_lengths)
             lengths, repeats = between_jumps(table)
-            self.costs = table | self.time_passes(repeats, lengths) if lengths else table
+            table = table | self.time_passes(repeats, lengths) if lengths else table
+            self.costs = by_width(table) if self.pads else table
         return self.costs
 
     def time_passes(self, repeats: int = REPEATS, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, time_rounds
+from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, by_width, time_rounds
 from core.errors import UserError
 from core.loading.head import Head
 from core.loading.hub import cached
@@ -61,12 +61,13 @@ class Pair:
         if self.draft is None:
             return self.target.measure_costs(), None
         if self.target.costs is None or self.draft.costs is None:
-            target, draft = self.time_rounds()
+            target, draft = self.time_rounds(lengths=self.target.measured_lengths)
             lengths, repeats = between_jumps(target)
             if lengths:
                 more = self.time_rounds(repeats, lengths)
                 target, draft = target | more[0], draft | more[1]
-            self.target.costs, self.draft.costs = target, draft
+            self.target.costs = by_width(target) if self.target.pads else target
+            self.draft.costs = by_width(draft) if self.draft.pads else draft
         return self.target.costs, self.draft.costs
 
     def time_rounds(

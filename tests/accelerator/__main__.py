@@ -1,12 +1,14 @@
-"""Everything this project claims of a GPU, measured in one command, with JSON and logs in a folder.
+"""Everything this project claims of a GPU, measured in one command of under ten minutes, in parts that each leave their
+own file and can be run alone.
 
-    python -m tests.accelerator --out FOLDER [--stages tests,large,precisions,bundled] [--small]
+    python -m tests.accelerator --out FOLDER [--stages smallest,tests,precisions,large,bundled] [--small]
 
-`tests`: the tests that need a GPU. `large`: a target of Llama 3.1 8B's shape in NF4 and a draft of Qwen2.5 0.5B's, with
-random weights; what passes cost through the fused forward and through transformers' modules, captured alike.
-`precisions`: the same of the target in NF4, int4 and bf16, and what `auto` takes there. `bundled`: `python -m core
-bench` on the bundled pair. `--small` takes tiny shapes and short runs, and the CPU where there is no GPU: it tries the
-script, its figures mean nothing.
+`smallest`: the smallest things that can fail, one after the other, each naming what to look at. `tests`: the tests that
+need a GPU. `precisions`: what passes of a target of Llama 3.1 8B's shape with random weights cost in NF4, int4 and
+bf16, captured and eager, beside the bytes they read over the measured bandwidth, and what `auto` takes there. `large`:
+runs of that target in NF4 with a draft of Qwen2.5 0.5B's shape. `bundled`: `python -m core bench` on the bundled pair.
+`--small` takes tiny shapes and short runs, and the CPU where there is no GPU: it tries the script, its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("tests", "large", "precisions", "bundled")
+STAGES = ("smallest", "tests", "precisions", "large", "bundled")
+
+
+def run_smallest(out: Path, small: bool) -> dict[str, Any]:
+    import torch
+
+    from tests.accelerator.smallest import measure
+
+    def leave(document: dict[str, Any]) -> None:
+        (out / "smallest.json").write_text(json.dumps(document, indent=1) + "\n")
+
+    found = measure(torch.device("cuda" if has_gpu() else "cpu"), small, leave, say)
+    failed = [name for name, step in found.items() if not step["ok"]]
+    return {"steps": len(found), "failed": failed}
 
 
 def run_tests(out: Path, small: bool) -> dict[str, Any]:
@@ -50,7 +65,8 @@ def run_precisions(out: Path, small: bool) -> dict[str, Any]:
 
     document = measure_precisions(small, say)
     (out / "precisions.json").write_text(json.dumps(document, indent=1) + "\n")
-    return {"auto": document["auto"]}
+    nearest = {name: max(row["share"] for row in rows) for name, rows in document["bounds"].items()}
+    return {"auto": document["auto"], "share_of_bound": nearest}
 
 
 def run_bundled(out: Path, small: bool) -> dict[str, Any]:
@@ -100,7 +116,13 @@ def say(message: str) -> None:
     print(message, flush=True)
 
 
-RUN = {"tests": run_tests, "large": run_large, "precisions": run_precisions, "bundled": run_bundled}
+RUN = {
+    "smallest": run_smallest,
+    "tests": run_tests,
+    "precisions": run_precisions,
+    "large": run_large,
+    "bundled": run_bundled,
+}
 
 
 def main() -> int:
@@ -115,7 +137,9 @@ def main() -> int:
         say("There is no CUDA device here; --small tries the script without one.")
         return 2
     chosen.out.mkdir(parents=True, exist_ok=True)
-    summary: dict[str, Any] = {"small": chosen.small}
+    kept = chosen.out / "summary.json"  # stages run alone add to it
+    summary: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    summary["small"] = chosen.small
     for stage in chosen.stages.split(","):
         start = time.perf_counter()
         try:
@@ -126,9 +150,10 @@ def main() -> int:
             (chosen.out / f"{stage}.error.txt").write_text(traceback.format_exc())
             found = {"error": f"{type(error).__name__}: {error}"}
         summary[stage] = {**found, "seconds": round(time.perf_counter() - start, 1)}
-        (chosen.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        kept.write_text(json.dumps(summary, indent=1) + "\n")
     say(json.dumps(summary, indent=1))
-    return 0
+    ran = [summary[stage] for stage in chosen.stages.split(",")]
+    return int(any("error" in found or found.get("failed") or found.get("exit_status") for found in ran))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from core.loading.fastest import ROWS, fastest_precision, time_products
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.loading.precision import product_shapes
-from core.measuring.bench import describe_bandwidth
+from core.measuring.bench import bytes_read, copy_bandwidth, describe_bandwidth
 from core.measuring.peers import transformers_peers
 from core.records import Run, Settings, Spread, summarise
 from core.runners.clock import PassTimer
@@ -38,6 +38,8 @@ LENGTHS = (2, 4, 6, 8)
 CONTEXT = 128
 FAR, SMALL_FAR = 4096, 200
 FAR_CURVE = (1, 5, 17)
+NEAR = 0.6
+"""A pass that takes no more than its bound over this is not looked at."""
 WANTED = {
     "plain over transformers' generate": 3.0,
     "speculative over plain at acceptance 0.8": 1.5,
@@ -123,7 +125,8 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
     """The target's curves in each precision, what one layer's products take in it, and what `auto` would take."""
     scale = TINY if small else FULL
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    document: dict[str, Any] = {"curves": {}, "products": {}}
+    copied = copy_bandwidth(device, 1 << (22 if small else 30))
+    document: dict[str, Any] = {"copy_bandwidth": copied, "curves": {}, "products": {}, "bounds": {}}
     for precision in ("nf4", "int4", "bf16"):
         torch.manual_seed(0)
         network = build(scale.target, precision, device)
@@ -134,9 +137,43 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
         as_captured(model)
         curves = curve_of(model, say, SMALL_FAR if small else FAR)
         document["curves"][precision] = {kind: table.to_dict() for kind, table in curves.items()}
+        document["bounds"][precision] = beside_bounds(model, curves, document["products"][precision], copied)
+        say("\n".join(f"{precision}, {row['pass']}: {row['sentence']}" for row in document["bounds"][precision]))
         del network, model
         release_memory()
     return document
+
+
+def beside_bounds(
+    model: Model, curves: dict[str, CostTable], products: dict[int, float], copied: float
+) -> list[dict[str, Any]]:
+    """Passes over one row and over five by each kind of runner, beside what reading their bytes takes at the bandwidth
+    of a copy; where they part, what to look at."""
+    rows = []
+    for kind, table in curves.items():
+        context = FAR if " at " in kind else CONTEXT
+        for n in ROWS:
+            if n not in table.seconds:
+                continue
+            bound, seconds = bytes_read(model, context) / copied, table.seconds[n]
+            found = {"pass": f"{kind}, {n} rows", "seconds": seconds, "bound": bound, "share": bound / seconds}
+            rows.append(found | {"sentence": reading_of(found, kind, model.layers * products[n], curves["dynamic"](n))})
+    return rows
+
+
+def reading_of(found: dict[str, Any], kind: str, products: float, eager: float) -> str:
+    """What a pass takes of its bound, and what to look at where that is little."""
+    seconds, share = found["seconds"], found["share"]
+    told = f"{1000 * seconds:.2f} ms, bound {1000 * found['bound']:.2f} ({share:.0%})"
+    if kind == "dynamic" or share >= NEAR:
+        return told
+    if seconds > 0.8 * eager:
+        return f"{told}: as slow as eagerly; look at whether it was captured (runner and its failure)"
+    if products > 0.7 * seconds:
+        return f"{told}: its products take {1000 * products:.2f} ms of it; look at the kernel of this precision"
+    if " at " in kind:
+        return f"{told}: look at attention over the long cache (core/runners/attention.py)"
+    return f"{told}: {1000 * (seconds - products):.2f} ms lie between its products; look at norms, attention, the head"
 
 
 def as_captured(model: Model) -> None:

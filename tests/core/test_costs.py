@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 import torch
+from tiny import VOCABULARY, target_of
 
 from core import costs
 from core.costs import (
@@ -12,6 +13,7 @@ from core.costs import (
     REPEATS,
     CostTable,
     between_jumps,
+    by_width,
     median_table,
     time_exit,
     time_passes,
@@ -19,6 +21,9 @@ from core.costs import (
 )
 from core.costs.rounds import RoundCosts, count_nodes
 from core.drafting.tree import MOST_NODES, AdaptiveShape
+from core.loading.model import Model
+from core.runners.graph import GraphRunner
+from core.runners.widths import width_for
 
 COLD = 100.0
 """What a pass costs more where the other model's pass came before it."""
@@ -194,3 +199,26 @@ def test_several_measurements_become_their_medians():
     tables = [CostTable({1: x, 4: 2 * x}, following=x / 10) for x in (1.0, 50.0, 2.0)]
     assert median_table(tables) == CostTable({1: 2.0, 4: 4.0}, following=0.2)
     assert median_table([CostTable({1: 1.0})]).following is None
+
+
+def test_a_padded_pass_takes_what_its_width_takes():
+    """Thirteen rows are padded to seventeen; between widths that were not measured a line is all there is."""
+    table = by_width(CostTable({1: 1.0, 2: 1.0, 4: 2.0, 9: 3.0, 17: 7.0, 24: 8.0}, following=0.5))
+    assert [table(n) for n in (9, 10, 12, 13, 17, 18, 24)] == [3.0, 3.0, 3.0, 7.0, 7.0, 8.0, 8.0]
+    assert table(3) == 1.5 and table.following == 0.5
+
+
+def test_a_model_that_pads_is_measured_up_to_trees(monkeypatch):
+    model = Model("m", target_of("llama"), None, "fp32", frozenset(), 512, VOCABULARY)
+    assert not model.pads and model.measured_lengths == MEASURED_LENGTHS
+    model.runner_kind, model._fused = GraphRunner.kind, None
+    asked = []
+
+    def timed(repeats=5, lengths=MEASURED_LENGTHS):
+        asked.extend(lengths)
+        return CostTable({n: float(width_for(n)) for n in lengths})
+
+    monkeypatch.setattr(model, "time_passes", timed)
+    costs = model.measure_costs()
+    assert {24, 32} <= set(asked)
+    assert all(costs(n) == width_for(n) for n in range(1, 33))

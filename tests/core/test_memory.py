@@ -25,7 +25,7 @@ from core.loading.memory import (
 from core.runners.graph import GraphRunner
 from core.runners.widths import LONGEST, ROUND, WIDTHS, capacity_for
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WIDE = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
 SHAPES = {
     "llama": ("llama", WIDE),
@@ -188,6 +188,21 @@ PUBLISHED = {
         596_049_920,
     ),
 }
+
+
+def test_a_long_context_is_planned():
+    """Llama 3.1 8B in NF4 with two lanes of 32,768 tokens, their captured passes and the work of a round fits a card of
+    24 GB, and is mostly weights and caches."""
+    shape, more, _ = PUBLISHED["llama"]
+    network = skeleton(AutoConfig.for_model("llama", **shape, **more, max_position_embeddings=131072))
+    told = {
+        "weights": weights(network, torch.bfloat16, NF4()).total,
+        "caches": 2 * cache_bytes(network.config, 32768, torch.bfloat16),
+        "captures": 2 * captured_bytes(network, 32768, torch.bfloat16, CUDA, NF4()),
+        "workspace": workspace_bytes(network, 32768, torch.bfloat16, CUDA, NF4()),
+    }
+    assert sum(told.values()) < 0.9 * 24 * 10**9
+    assert told["captures"] + told["workspace"] < 0.2 * sum(told.values())
 
 
 @pytest.mark.parametrize("architecture", PUBLISHED)

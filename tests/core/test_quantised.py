@@ -2,20 +2,26 @@
 
 import re
 import shutil
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_loading import spoil_config
 from test_nf4 import save_nf4
 from tiny import make_tokenizer, random_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from core.errors import UserError
 from core.lanes import open_lane
 from core.loading import load_model, load_pair, precision
-from core.loading.precision import choose_format, placed
+from core.loading.model import Model
+from core.loading.precision import Format, choose_format, placed
+from core.progress import silent
 from core.records import Settings
-from core.runners.graph import fused_for
+from core.runners.dynamic import DynamicRunner
+from core.runners.graph import fused_for, why_not_device
 from core.runners.static_layers import StaticNetwork
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -199,6 +205,41 @@ def test_an_apple_gpu_takes_16_bits(monkeypatch):
 )
 def test_one_gpu_where_it_fits_else_all_of_them(needed, free, expected):
     assert placed(needed, free) == expected
+
+
+def test_a_target_over_two_cards_runs_without_graphs(saved, monkeypatch):
+    """A CPU stands in for both: accelerate's hooks carry what passes from one part to the next, as they do between
+    cards; trees, early exit and a head's features go through them too, and the reason is told."""
+    folder = Path(saved("llama"))
+    config = AutoConfig.from_pretrained(folder)
+    parts = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
+    parts += [f"model.layers.{i}" for i in range(config.num_hidden_layers)]
+    monkeypatch.setattr(precision, "device_map", lambda placement, device: {"device_map": dict.fromkeys(parts, "cpu")})
+    chosen = Format("fp32", torch.float32)
+    load = partial(precision.load_network, folder, "m", config)
+    spread = load(torch.device("cuda"), chosen, "spread", silent)
+    assert hasattr(spread.model.layers[0], "_hf_hook")
+    here = torch.nn.Parameter(torch.empty(1))
+    two = SimpleNamespace(parameters=lambda: iter([here, torch.nn.Parameter(torch.empty(1, device="meta"))]))
+    monkeypatch.setattr("core.loading.model.why_not_device", lambda network: why_not_device(two))
+    model = Model("m", spread, None, "fp32", frozenset(), 64, config.vocab_size)
+    model._capture_passes()
+    assert model.runner_kind == "dynamic (the model is spread over 2 devices)"
+    whole = DynamicRunner(load(CPU, chosen, "one", silent), config.vocab_size)
+    ids = torch.arange(12) + 1
+    with model.lease() as runner:
+        features = [each.watch([1, 2]) for each in (whole, runner)]
+        for feed in (lambda r: r.feed(ids[:8]), lambda r: r.feed(ids[8:], [-1, 0, 0, 1]), lambda r: r.keep([0, 2])):
+            one, other = feed(whole), feed(runner)
+            assert one is None or torch.equal(one, other)
+        assert torch.equal(features[0].take(10), features[1].take(10))
+        assert torch.equal(whole.view(1).feed(ids[:2]), runner.view(1).feed(ids[:2]))
+    model.precision = "int4"
+    monkeypatch.setattr(Model, "device", torch.device("cuda"))
+    with pytest.raises(
+        UserError, match="cannot be had in int4: the model is spread over 2 devices; choose nf4 or bf16"
+    ):
+        model._capture_passes()
 
 
 def test_memory_that_is_not_there_is_said_before_anything_is_allocated(saved, monkeypatch):

@@ -1,0 +1,43 @@
+"""The command that measures everything on a GPU, tried whole on a CPU with tiny shapes: its figures mean nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.accelerator import smallest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_whole_command_runs_without_a_gpu(tmp_path):
+    """Every part leaves its file, and none failed."""
+    command = [sys.executable, "-m", "tests.accelerator", "--out", str(tmp_path), "--small"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for stage in ("smallest", "precisions", "large"):
+        assert stage in summary and json.loads((tmp_path / f"{stage}.json").read_text())
+    assert summary["smallest"]["failed"] == [] and summary["tests"]["exit_status"] == 0
+    rows = json.loads((tmp_path / "precisions.json").read_text())["bounds"]
+    assert set(rows) == {"nf4", "int4", "bf16"} and all(
+        "bound" in row["sentence"] for each in rows.values() for row in each
+    )
+    assert summary["bundled"] == {"greedy": 0, "sampled": 0, "seconds": summary["bundled"]["seconds"]}
+
+
+def test_a_failure_names_its_cause_and_the_next_step_is_tried(monkeypatch):
+    def broken(device, small):
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    steps = (("a product", "the driver", broken), ("copying", "others", smallest.copying))
+    monkeypatch.setattr(smallest, "STEPS", steps)
+    left, said = [], []
+    found = smallest.measure(torch.device("cpu"), True, lambda document: left.append(len(document)), said.append)
+    assert left == [1, 2] and found["copying"]["ok"]
+    assert found["a product"]["look_at"] == "the driver" and not found["a product"]["ok"]
+    assert "FAILED: no kernel image is available for execution on the device. Look at: the driver" in said

@@ -55,7 +55,7 @@ def test_captured_passes_are_the_eager_ones(variant, captured_here):
     text = torch.tensor(random_prompt(340))
     features = torch.randn(340, head.config.feature_width, dtype=torch.float64)
     at = 0
-    for n in (3, 1, 7, 8, 250, 2, 5, 7, 2, 9):
+    for n in (3, 7, 8, 250, 5, 7):
         outputs = [runner.read(text[at : at + n], features[at : at + n])[-2:] for runner in (own, ours)]
         torch.testing.assert_close(outputs[1], outputs[0], **CLOSE)
         at += n
@@ -66,13 +66,13 @@ def test_captured_passes_are_the_eager_ones(variant, captured_here):
         for runner in (own, ours):
             runner.truncate(at)
     assert ours.failure is None
-    assert 0 < len(ours._captures) < 16
+    assert 0 < len(ours._captures) < 12
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_chains_in_one_replay_are_those_of_single_passes(sampling, replays):
+def test_chains_in_one_replay_are_those_of_single_passes(sampling, captured_here):
     """Rounds of two lengths whose drafts stand whole, in part or not at all, with plain ones between: the same tokens
-    from the same laws, the draft one replay in each."""
+    from the same laws."""
     text = random_prompt(30)
     text = target_of("llama").generate(torch.tensor([text]), do_sample=False, max_new_tokens=40, pad_token_id=0)
     text = text[0].tolist()
@@ -85,8 +85,6 @@ def test_chains_in_one_replay_are_those_of_single_passes(sampling, replays):
         prefill(target, context[:-1], never)
         drafter.prefill(context[:-1], never)
         for gamma in (4, 4, 0, 4, 2, 0, 0, 4, 2, 4, 4, 4):
-            if len(steps) > 4:
-                replays[0] = 0
             step = take_step(target, drafter if gamma else None, context, gamma, sampling, numbers)
             context = context + step.kept
             steps.append((step.kept, step.draft))
@@ -98,20 +96,24 @@ def test_chains_in_one_replay_are_those_of_single_passes(sampling, replays):
             torch.testing.assert_close(ours.probs, own.probs, rtol=1e-4, atol=1e-6)
         for a, b in zip(own.logits, ours.logits):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
-    assert runner.failure is None and replays[0] <= 3 + 1  # the last round's, and its graph's checks
+    assert runner.failure is None and len(runner._captures)
 
 
-def test_a_round_s_draft_is_one_replay(replays):
+def test_a_round_is_three_replays(replays):
+    """One for the draft, one for the check and one for the verdict, whose numbers are the round's one wait."""
     head = head_of()
-    target, context = target_runner("llama"), random_prompt(30)
+    target, context = target_runner("llama graph"), random_prompt(30)
+    target.reserve(100)
     drafter = HeadDrafter(GraphHeadRunner(head), target.watch(head.layers), Sampling(1.0))
-    numbers = Uniforms(0, CPU)
+    numbers, counted = Uniforms(0, CPU), []
     for _ in range(8):
         replays[0] = 0
-        held = len(drafter.runner._captures)
+        held = [(len(each), each.failure) for each in (drafter.runner._captures, target._captures)]
         context = context + take_step(target, drafter, context, 5, Sampling(1.0), numbers).kept
-        if len(drafter.runner._captures) == held:
-            assert replays[0] == 1
+        counted.append(replays[0])
+        if held == [(len(each), None) for each in (drafter.runner._captures, target._captures)] and len(counted) > 1:
+            assert replays[0] == 3
+    assert counted.count(3) >= 4
 
 
 def test_trees_are_the_same(captured_here):

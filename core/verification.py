@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from math import isfinite, isnan
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from core.drafting import Draft
 from core.errors import UserError
 from core.records import Outcome
-from core.runners.capture import Captures, can_capture
+from core.runners.capture import replayed
 from core.runners.host import ids_on, lists_on_host
 from core.sampling import Sampling, draw
 
@@ -81,9 +81,7 @@ def _judge_chain(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Ten
     uniforms = uniforms[: k + 1]
     given = (logits, draft.tokens, uniforms) if draft.probs is None else (logits, draft.tokens, uniforms, draft.probs)
     key = sampling, logits.shape, logits.dtype, len(given)
-    work = partial(_chain, sampling)
-    replayed = can_capture(logits.device)
-    found = ChainVerdict(*(captures_on(logits.device)(key, work, given) if replayed else work(*given)))
+    found = ChainVerdict(*replayed(logits.device, key, partial(_chain, sampling), given))
     (accepted,), (token,), (token_p,), drafted, p, q, draws = lists_on_host(
         found.accepted, found.token, found.token_p, draft.tokens, found.p, found.q, uniforms[:-1]
     )
@@ -97,12 +95,6 @@ def _chain(
     sampling: Sampling, logits: Tensor, tokens: Tensor, uniforms: Tensor, q: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     return tuple(verify_chain(sampling.probabilities(logits), tokens, q, uniforms))
-
-
-@cache
-def captures_on(device: torch.device) -> Captures:
-    """The verdicts on chains, one graph each for a length and a sampler chain."""
-    return Captures(device)
 
 
 def _judge_tree(logits: Tensor, draft: Draft, parents: list[int], sampling: Sampling, uniforms: Tensor) -> Verdict:

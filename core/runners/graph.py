@@ -179,7 +179,7 @@ class GraphRunner:
         n = len(ids)
         captured = n <= ROUND or n == (rows or n) <= LONGEST
         width = width_for(n) if captured else n
-        self.reserve(start + 2 * width)  # what is captured is checked once behind itself
+        self.reserve(start + (2 * width if captured else n))  # what is captured is checked once behind itself
         reach = self._store.reach_for(start + n)
         tree = () if parents is None else tree_inputs(tuple(parents), width, self.device)
         padded = ids if width == n else pad(ids, (0, width - n))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.runners.kernels import has_kernels
 from core.runners.layers import Layer, Layers, Nf4Layers, Norm, compiled
-from core.runners.products import fuse
+from core.runners.products import Int4, fuse
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma3_text")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -63,9 +63,10 @@ def activation_of(config: Any) -> str:
 
 
 def fusable(module: Any, packed: bool) -> bool:
-    """Whether a layer's weight is of floats, or of 4 bits of bitsandbytes; `packed`: for its kernel on this CPU."""
+    """Whether a layer's weight is of floats, in 4 bits of ours already, or in those of bitsandbytes; `packed`: for its
+    kernel on this CPU."""
     weight = getattr(module, "weight", None)
-    if weight is None or weight.is_floating_point():
+    if weight is None or weight.is_floating_point() or isinstance(module, Int4):
         return True
     return hasattr(weight, "quant_state") and (not packed or module.support_avx512bf16_for_cpu)
 

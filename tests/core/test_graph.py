@@ -15,7 +15,7 @@ from core.drafting.model import ModelDrafter
 from core.drafting.tree import TreeDrafter
 from core.loading.model import Model
 from core.runners.architecture import FAMILIES
-from core.runners.capture import GAVE_OTHER_NUMBERS, Captures
+from core.runners.capture import Captures
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, why_not, why_not_static
 from core.runners.host import in_one_transfer, lists_on_host
@@ -357,8 +357,7 @@ def seen_by_all(parents, width, device):
 
 @pytest.mark.parametrize("mutant", ["a surplus row is seen", "a graph is replayed after growth", "a start is stale"])
 def test_mutants_of_the_graph_runner_are_caught(mutant, captured_here, monkeypatch):
-    """What the test above would not see is not tested by it. A stale start is found by the runner itself, which goes on
-    without graphs."""
+    """What the test above would not see is not tested by it."""
     network = target_of("llama")
     ours = GraphRunner(network, VOCABULARY)
     if mutant == "a surplus row is seen":
@@ -375,8 +374,4 @@ def test_mutants_of_the_graph_runner_are_caught(mutant, captured_here, monkeypat
             return whole(what, reach, ids, start * 0 + ours.length, *rest, rows=rows)
 
         monkeypatch.setattr(ours, "_pass", stale)
-    found = apart_from_the_dynamic_runner(network, ours, text=61)
-    if mutant == "a start is stale":
-        assert found is None and ours.failure == GAVE_OTHER_NUMBERS
-    else:
-        assert found is not None
+    assert apart_from_the_dynamic_runner(network, ours, text=61) is not None

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from test_loading import spoil_config
 from test_nf4 import save_nf4
 from tiny import make_tokenizer, random_model
@@ -214,10 +215,8 @@ def test_a_target_over_two_cards_runs_without_graphs(saved, monkeypatch):
     config = AutoConfig.from_pretrained(folder)
     parts = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
     parts += [f"model.layers.{i}" for i in range(config.num_hidden_layers)]
-    monkeypatch.setattr(precision, "device_map", lambda placement, device: {"device_map": dict.fromkeys(parts, "cpu")})
-    chosen = Format("fp32", torch.float32)
-    load = partial(precision.load_network, folder, "m", config)
-    spread = load(torch.device("cuda"), chosen, "spread", silent)
+    load = partial(precision.load_network, folder, "m", config, CPU, Format("fp32", torch.float32), "one", silent)
+    spread = dispatch_model(load(), dict.fromkeys(parts, "cpu"), force_hooks=True)
     assert hasattr(spread.model.layers[0], "_hf_hook")
     here = torch.nn.Parameter(torch.empty(1))
     two = SimpleNamespace(parameters=lambda: iter([here, torch.nn.Parameter(torch.empty(1, device="meta"))]))
@@ -225,7 +224,7 @@ def test_a_target_over_two_cards_runs_without_graphs(saved, monkeypatch):
     model = Model("m", spread, None, "fp32", frozenset(), 64, config.vocab_size)
     model._capture_passes()
     assert model.runner_kind == "dynamic (the model is spread over 2 devices)"
-    whole = DynamicRunner(load(CPU, chosen, "one", silent), config.vocab_size)
+    whole = DynamicRunner(load(), config.vocab_size)
     ids = torch.arange(12) + 1
     with model.lease() as runner:
         features = [each.watch([1, 2]) for each in (whole, runner)]

@@ -19,11 +19,12 @@ from core.inspecting.files import Header, Preview, fetch_small, hub_headers, loc
 from core.loading import find_file
 from core.loading.head import anywhere, bundled_head, fitting_layers, head_precision
 from core.loading.hub import cached, local_folder
-from core.loading.memory import Weights
+from core.loading.memory import CUBLAS_WORKSPACE, NODE_BYTES, Weights
 from core.loading.pair import LEAST_SHARED, token_bytes
 from core.loading.precision import DTYPES
 from core.runners import PREFILL_CHUNK
 from core.runners.products import GROUP
+from core.runners.widths import LONGEST, WIDTHS
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 ROLES = ("bos", "eos", "pad", "unk")
@@ -155,6 +156,10 @@ class HeadPreview:
         return sum(header.bytes for header in self.headers.values())
 
 
+USUAL_CHAIN, NODES_OF_A_STEP = 4, 40
+"""Tokens of a head's chain, and the operations in a graph that one of them takes, its draw included."""
+
+
 @dataclass(frozen=True)
 class SizedHead:
     """A head in the precision it would be loaded in; measured against models as `core.inspecting.files.Sized` is."""
@@ -162,6 +167,7 @@ class SizedHead:
     preview: HeadPreview
     precision: str
     weights: Weights
+    device: torch.device
     layers: int = 1
 
     def cache_bytes(self, tokens: int) -> int:
@@ -169,8 +175,14 @@ class SizedHead:
         return 2 * tokens * shape["kv_heads"] * shape["head_dim"] * self._itemsize
 
     def captured_bytes(self, tokens: int) -> int:
-        """A head's passes are not captured."""
-        return 0
+        """An estimate of what its captured chains hold on CUDA: one of usual length for each width that a round reads,
+        in one reach; the logits and laws they leave, and a workspace of cuBLAS."""
+        if self.device.type != "cuda":
+            return 0
+        vocabulary = self.preview.description.shape["draft_vocab_size"]
+        chains = sum(width <= USUAL_CHAIN + 1 for width in WIDTHS)
+        nodes = chains * USUAL_CHAIN * NODES_OF_A_STEP * NODE_BYTES
+        return nodes + LONGEST * vocabulary * (self._itemsize + 4) + CUBLAS_WORKSPACE
 
     def workspace_bytes(self, tokens: int) -> int:
         """The features of a text it has not read yet: it reads a prompt chunk by chunk behind the target."""
@@ -220,7 +232,7 @@ def size_up_head(found: HeadPreview, device: torch.device, asked: str = "auto") 
     sizes = {name: math.prod(shape) * _bytes_each(name, shape, precision) for name, shape in floats.items()}
     total, counted = sum(sizes.values()), sum(map(math.prod, floats.values()))
     read = total - sizes.get("embed_tokens.weight", 0)
-    return SizedHead(found, precision, Weights(round(total), round(read), counted, counted))
+    return SizedHead(found, precision, Weights(round(total), round(read), counted, counted), device)
 
 
 def _bytes_each(name: str, shape: tuple[int, ...], precision: str) -> float:

@@ -163,14 +163,17 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         return draw(q, uniform), q
 
 
-class HeadTreeDrafter(HeadReader[HeadRunner | GraphHeadRunner]):
+TreeRunner = HeadRunner | GraphHeadRunner
+
+
+class HeadTreeDrafter(HeadReader[TreeRunner]):
     """Drafts on from the likeliest nodes of each level, and keeps as many nodes as checking them is worth.
 
     `costs` are those of a round; a node is kept while the tokens it is expected to add, by its cumulative probability,
     come faster than those of the round without it.
     """
 
-    def __init__(self, runner: HeadRunner, features: Features, sampling: Sampling, costs: RoundCosts) -> None:
+    def __init__(self, runner: TreeRunner, features: Features, sampling: Sampling, costs: RoundCosts) -> None:
         super().__init__(runner, features, sampling)
         self._costs = costs
         self.nodes: Callable[[], int] | None = None

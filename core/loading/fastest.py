@@ -8,10 +8,8 @@ row and for as many as a round checks; once for a device and these shapes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from statistics import median
 from typing import Any
 
 import torch
@@ -21,15 +19,13 @@ from core.errors import first_line
 from core.loading.memory import as_fused, free_memory, skeleton, weights
 from core.loading.precision import PRODUCTS, Measured, nf4_obstacle, product_shapes, quantisation_of, sixteen_bits
 from core.runners.architecture import why_not_family
-from core.runners.capture import record
-from core.runners.clock import synchronise
+from core.runners.capture import time_replays
 from core.runners.products import group_for, int4_obstacle, stack
 
 ROWS = (1, 5)
 """A plain step, and a round that checks four drafted tokens."""
 TIMED_BYTES = 1 << 29
 """Of weights in 16 bits: even their quarter is more than the caches of GPUs hold."""
-REPEATS = 5
 ROOM = 0.6
 """Share of a GPU's memory that weights may take beside a draft, caches and captured passes."""
 CLEARLY = 1.1
@@ -130,8 +126,7 @@ def _time_rows(stacks: Sequence[Products], rows: int, shapes: Shapes, device: to
         for products in stacks:
             products(inputs)
 
-    replay = _replayed(work, device)
-    return median(_seconds(replay, device) for _ in range(REPEATS))
+    return time_replays(work, device)
 
 
 class Products(nn.Module):
@@ -162,19 +157,3 @@ def _linear(weight: Tensor, nf4: bool) -> nn.Module:
     packed = bits.Linear4bit(columns, rows, bias=False, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
     packed.weight = bits.Params4bit(weight, requires_grad=False, quant_type="nf4", module=packed).to(weight.device)
     return packed.eval()
-
-
-def _replayed(work: Callable[[], None], device: torch.device) -> Callable[[], object]:
-    """Work as a captured pass would do it; as it is where there is nothing to capture."""
-    if device.type != "cuda":
-        work()
-        return work
-    return record(work, device, torch.cuda.Stream(device)).replay
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    synchronise(device)
-    start = time.perf_counter()
-    work()
-    synchronise(device)
-    return time.perf_counter() - start

@@ -8,22 +8,18 @@ is measured when a model is loaded, for a few reaches; what is not measured is n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.runners.capture import aside, record
-from core.runners.clock import synchronise
+from core.runners.capture import time_replays
 
 PARTS = (1, 4, 8, 16)
 REACHES = (2048, 8192, 32768)
-ROWS, REPEATS, CALLS = 5, 5, 20
-"""Rows of the round that is timed, and how often, so many calls at a time."""
+ROWS, CALLS = 5, 20
+"""Rows of the round that is timed, so many calls at a time."""
 CLEARLY = 1.1
 """How many times as fast a split must be to be taken."""
 
@@ -105,19 +101,6 @@ def time_attention(
         whole, split = attend(*given), attend(*given, parts)
         if not (split.float() - whole.float()).norm() < 0.02 * whole.float().norm():
             raise RuntimeError("a split gives other numbers")
-        replay = _captured(lambda: [attend(*given, parts) for _ in range(CALLS)], device)
-        return median(_seconds(replay, device) for _ in range(REPEATS)) / CALLS
+        return time_replays(lambda: [attend(*given, parts) for _ in range(CALLS)], device) / CALLS
 
     return timed
-
-
-def _captured(work: Callable[[], Any], device: torch.device) -> Callable[[], object]:
-    return record(work, device, *aside(device)).replay if device.type == "cuda" else work
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    synchronise(device)
-    start = time.perf_counter()
-    work()
-    synchronise(device)
-    return time.perf_counter() - start

@@ -10,11 +10,13 @@ CUDA, and where a capture fails or gives other numbers, the work is done eagerly
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.005, tor
 """How far results may lie apart, as a share of their norm: rounding, by the precision of the passes; transformers
 computes parts of a float64 model in float32, and rounds the residual stream of a bf16 one to bf16 in every layer, which
 in 30 layers comes to 0.03."""
+
+TIMED = 5
 
 Work = Callable[..., tuple[Tensor, ...]]
 Given = Tensor | int
@@ -199,6 +203,19 @@ def record(work: Callable[[], object], device: torch.device, stream: Any, pool: 
     torch.cuda.current_stream(device).wait_stream(stream)
     graph.replay()  # the first replay also moves the graph to the device
     return graph
+
+
+def time_replays(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of work as a captured pass would do it, the median of a few; as it is where nothing can be captured."""
+    replay = record(work, device, *aside(device)).replay if device.type == "cuda" else work
+    seconds = []
+    for _ in range(TIMED + 1):
+        synchronise(device)
+        start = time.perf_counter()
+        replay()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
 
 
 @contextmanager

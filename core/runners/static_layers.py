@@ -92,14 +92,10 @@ class StaticNetwork(Build):
         def norm(module: Any) -> StaticNorm | None:
             return None if module is None else StaticNorm(*scale_of(module, self.dtype))
 
-        self.layers = [
-            StaticLayer(
-                kind,
-                *(stack(getattr(layer, part), names, int4) for part, names in PRODUCTS),
-                *map(norm, norms_of(layer)),
-            )
-            for layer, kind in zip(decoder.layers, self.of_layer)
-        ]
+        self.layers: list[StaticLayer] = []
+        for layer, kind in zip(decoder.layers, self.of_layer):
+            qkv, out, gate_up, down = (stack(getattr(layer, part), names, int4) for part, names in PRODUCTS)
+            self.layers.append(StaticLayer(kind, qkv, out, gate_up, down, *map(norm, norms_of(layer))))
         self.norm = StaticNorm(*scale_of(decoder.norm, self.dtype))
         self.head = stack(network, ("lm_head",), int4)
         self.group = self.heads // self.kv_heads

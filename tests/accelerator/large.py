@@ -137,9 +137,10 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
         document["products"][precision] = dict(zip(ROWS, time_products(device, shapes, precision, layers=2)))
         model = as_model("target", network, precision)
         as_captured(model)
-        curves = curve_of(model, say, SMALL_FAR if small else FAR)
+        far = SMALL_FAR if small else FAR
+        curves = curve_of(model, say, far)
         document["curves"][precision] = {kind: table.to_dict() for kind, table in curves.items()}
-        document["bounds"][precision] = beside_bounds(model, curves, document["products"][precision], copied)
+        document["bounds"][precision] = beside_bounds(model, curves, document["products"][precision], copied, far)
         say("\n".join(f"{precision}, {row['pass']}: {row['sentence']}" for row in document["bounds"][precision]))
         del network, model
         release_memory()
@@ -147,13 +148,13 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
 
 
 def beside_bounds(
-    model: Model, curves: dict[str, CostTable], products: dict[int, float], copied: float
+    model: Model, curves: dict[str, CostTable], products: dict[int, float], copied: float, far: int
 ) -> list[dict[str, Any]]:
     """Passes over one row and over five by each kind of runner, beside what reading their bytes takes at the bandwidth
     of a copy; where they part, what to look at."""
     rows = []
     for kind, table in curves.items():
-        context = FAR if " at " in kind else CONTEXT
+        context = far if " at " in kind else CONTEXT
         for n in ROWS:
             if n not in table.seconds:
                 continue

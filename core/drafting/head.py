@@ -32,7 +32,7 @@ from core.runners import PREFILL_CHUNK, Runner
 from core.runners.clock import engine_time, synchronise
 from core.runners.features import Features
 from core.runners.host import ids_on
-from core.sampling import Sampling, draw
+from core.sampling import Sampling
 
 BEAMS = 4
 """Nodes of each level of a tree that are drafted on from, and children looked at below each."""
@@ -131,7 +131,7 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         logits: list[Tensor] = []
         while True:
             row = head.logits(output)
-            index, q = self._choose(row, uniforms[len(tokens) : len(tokens) + 1])
+            index, q = self._sampling.choose(row, uniforms[len(tokens) : len(tokens) + 1])
             if q is not None:
                 probs.append(q)
             tokens.append(head.target_ids[index])
@@ -150,17 +150,10 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         if rows is None:
             return Draft.none(runner.device)
         self._stable = runner.length + len(ids)
-        chain = runner.chain(ids, rows, length, self._choose, self._sampling, uniforms)
+        chain = runner.chain(ids, rows, length, self._sampling.choose, self._sampling, uniforms)
         self._output = chain.output
         q = None if chain.probs is None else head.on_target(chain.probs, 0.0)
         return Draft(chain.tokens, q, logits=list(chain.logits.split(1)), ids=head.target_ids)
-
-    def _choose(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of a row of logits [1, draft vocab] the column that is drawn, and the law it was drawn from."""
-        if self._sampling.greedy:
-            return row.max(-1).indices, None
-        q = self._sampling.probabilities(row)
-        return draw(q, uniform), q
 
 
 TreeRunner = HeadRunner | GraphHeadRunner

@@ -23,8 +23,9 @@ from core.errors import UserError
 from core.loading.model import Model
 from core.progress import Stop
 from core.runners import Runner, prefill
+from core.runners.capture import replayed
 from core.runners.host import ids_on
-from core.sampling import Sampling, draw
+from core.sampling import Sampling
 from core.settings import Settings
 from core.text import read_prompts
 
@@ -55,15 +56,25 @@ class ModelDrafter:
         logits: list[Tensor] = []
         while len(tokens) < length:
             row = self.runner.feed(fresh, rows=1)
-            if self._sampling.greedy:
-                fresh = row.max(-1).indices  # on a CPU several times as fast as argmax
-            else:
-                q = self._sampling.probabilities(row)
-                fresh = draw(q, uniforms[len(tokens) : len(tokens) + 1])
+            fresh, q = self._choose(row, uniforms[len(tokens) : len(tokens) + 1])
+            if q is not None:
                 probs.append(q)
             tokens.append(fresh)
             logits.append(row)
         return Draft(torch.cat(tokens), torch.cat(probs) if probs else None, logits=logits)
+
+    def _choose(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As the sampler chain does; where a device replays graphs, its many small operations in one."""
+        if self._sampling.greedy:
+            return self._sampling.choose(row, uniform)
+        key = "draw", self._sampling, row.shape, row.dtype
+        q, token = replayed(row.device, key, self._drawn, (row, uniform))
+        return token, q
+
+    def _drawn(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        token, q = self._sampling.choose(row, uniform)
+        assert q is not None
+        return q, token
 
     def repeat(self, recorded: Recorded) -> None:
         """It decides nothing beside the tokens."""

@@ -135,8 +135,11 @@ class Captures:
 
 
 def replayed(device: torch.device, key: Hashable, work: Work, given: Sequence[Given]) -> tuple[Tensor, ...]:
-    """What work of nobody's own gives, such as a verdict: from a graph where the device has them."""
-    return _of_nobody(device)(key, work, given) if can_capture(device) else work(*given)
+    """What work of nobody's own gives, such as a draw or a verdict: from a graph where the device has them, the
+    caller's to keep."""
+    if not can_capture(device):
+        return work(*given)
+    return tuple(result.clone() for result in _of_nobody(device)(key, work, given))
 
 
 @cache

@@ -131,24 +131,31 @@ def test_trees_are_the_same(captured_here):
     assert runner.failure is None and len(runner._captures)
 
 
-def test_a_head_whose_chain_holds_a_number_of_the_host_goes_on_eagerly(captured_here, monkeypatch):
-    """How many rows were read, baked in: found when the chain is captured, before it could be wrong."""
-    head = head_of()
-    work = GraphHeadRunner._chain_work
+@pytest.mark.parametrize("mutant", [None, "a stale count", "a surplus row is read"])
+def test_a_chain_goes_on_from_the_last_row_that_was_read(mutant, captured_here, monkeypatch):
+    """Seven rows are padded to eight: neither the width nor the surplus row must be taken for them."""
+    head, work, one = head_of(), GraphHeadRunner._chain_work, GraphHeadRunner._pass
 
     def stale(self, reach, length, choose, reads, ids, rows, uniforms, start, count):
         return work(self, reach, length, choose, reads, ids, rows, uniforms, start, count * 0 + len(ids))
 
-    monkeypatch.setattr(GraphHeadRunner, "_chain_work", stale)
-    runner = GraphHeadRunner(head)
-    given = torch.tensor(random_prompt(7)), torch.randn(7, head.config.feature_width, dtype=torch.float64)
-    drafter = HeadDrafter(runner, target_runner("llama").watch(head.layers), Sampling())
-    runner.chain(*given, 3, drafter._choose, Sampling(), torch.empty(3))
-    assert runner.failure is None  # the work itself is wrong alike: what captures cannot see, the tests above do
+    def unmasked(self, reach, ids, inputs, start, at, visible=None):
+        visible = self._order[:reach] <= at[:, None] + (len(ids) == 1)
+        return one(self, reach, ids, inputs, start, at, visible)
+
+    if mutant:
+        name, wrong = {"a stale count": ("_chain_work", stale)}.get(mutant, ("_pass", unmasked))
+        monkeypatch.setattr(GraphHeadRunner, name, wrong)
+    ids, features = torch.tensor(random_prompt(7)), torch.randn(7, head.config.feature_width, dtype=torch.float64)
+    runner, own = GraphHeadRunner(head), HeadRunner(head)
+    runner.read(ids.repeat(2), features.repeat(2, 1))  # what lies behind the text from an earlier round
     runner.truncate(0)
-    own = HeadRunner(head)
-    row = head.logits(own.read(*given)[-1:])
-    assert not torch.allclose(runner.chain(*given, 3, drafter._choose, Sampling(), torch.empty(3)).logits[:1], row)
+    found = runner.chain(ids, features, 2, Sampling().choose, Sampling(), torch.empty(2)).logits
+    output = own.read(ids, features)[-1:]
+    rows = [head.logits(output)]
+    token = head.target_ids[rows[0].argmax(-1)]
+    rows.append(head.logits(own.draft(token, output)))
+    assert torch.allclose(found, torch.cat(rows), **CLOSE) == (mutant is None)
 
 
 def test_a_stale_start_is_found_as_a_chain_is_captured(captured_here, monkeypatch):
@@ -176,12 +183,11 @@ def test_a_stale_start_is_found_as_a_chain_is_captured(captured_here, monkeypatc
 def test_every_length_of_a_reach_is_one_graph(captured_here):
     head = head_of()
     runner = GraphHeadRunner(head)
-    drafter = HeadDrafter(runner, target_runner("llama").watch(head.layers), Sampling())
     features = torch.randn(1, head.config.feature_width, dtype=torch.float64)
     runner.reserve(700)
     for length in range(0, 600, 25):
         runner.length = length
-        runner.chain(torch.tensor([3]), features, 4, drafter._choose, Sampling(), torch.empty(4))
+        runner.chain(torch.tensor([3]), features, 4, Sampling().choose, Sampling(), torch.empty(4))
     assert len(runner._captures) == len({reach_for(length + 5) for length in range(0, 600, 25)}) == 3
 
 

@@ -42,6 +42,7 @@ from core.runners.clock import synchronise
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
+from core.runners.products import Share
 from core.runners.static_layers import StaticNetwork
 
 AnyRunner = DynamicRunner | FusedRunner | GraphRunner
@@ -249,9 +250,18 @@ class Model:
 
 
 def published_count(network: nn.Module) -> int:
-    """Parameters of a network whose layers have not been fused yet."""
-    return sum(
+    """Parameters of a network whose layers have not been fused yet; some may have been packed while loading."""
+    found = sum(
         p.numel() * 2 if getattr(p, "quant_state", None) is not None else p.numel() for p in network.parameters()
+    )
+    config: Any = network.config
+    tied = network.get_output_embeddings() if config.tie_word_embeddings else None  # type: ignore[operator]
+    shares = [module for module in network.modules() if isinstance(module, Share) and module is not tied]
+    biases: dict[int, Any] = {id(share.product): share.product.bias for share in shares}
+    return (
+        found
+        + sum(share.in_features * share.out_features for share in shares)
+        + sum(len(bias) for bias in biases.values() if bias is not None)
     )
 
 

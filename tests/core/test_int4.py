@@ -11,6 +11,7 @@ from torch import nn
 from core.errors import UserError
 from core.inspecting.files import preview, size_up
 from core.loading import load_model, load_pair
+from core.loading.model import published_count
 from core.loading.precision import choose_format
 from core.records import Settings
 from core.runners.architecture import FusedNetwork
@@ -139,8 +140,10 @@ def test_on_a_gpu_one_product_at_a_time_is_there_in_16_bits(tied, monkeypatch):
         most[0] = max(most[0], sum(linear() is not None for linear in arrived))
         return moved
 
+    counted = published_count(network)
     monkeypatch.setattr(torch.nn.Module, "to", to)
     bring_in_int4(network, CPU)
+    assert published_count(network) == counted
     assert len(arrived) == 3 * 7 + 1 and most[0] == 3
     ids = torch.arange(9)[None]
     StaticNetwork(whole, int4=True)

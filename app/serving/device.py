@@ -165,7 +165,7 @@ def in_background(
                 if future.done():  # the job's own
                     raise
             if stop() and abandon:
-                raise Cancelled("Stopped while downloading; what has come is kept, the next try goes on from there.")
+                raise Cancelled("Stopped while downloading; the files that came whole are kept.")
             if stop() and not stopping:
                 stopping = True
                 yield {"e": "status", "kind": "loading", "text": "Stopping: what is being loaded is freed in a moment."}

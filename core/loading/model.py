@@ -44,6 +44,7 @@ from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
 from core.runners.products import Share
 from core.runners.static_layers import StaticNetwork
+from core.runners.widths import USUAL, capacity_for
 
 AnyRunner = DynamicRunner | FusedRunner | GraphRunner
 
@@ -138,8 +139,8 @@ class Model:
 
     @contextmanager
     def lease(self, room: int = 0) -> Iterator[AnyRunner]:
-        """A runner with an empty cache, from a small pool; back in the pool when the block ends. `room`: how many
-        tokens it is to hold, where that is known."""
+        """A runner with an empty cache, from a small pool; back in the pool when the block ends, unless its cache has
+        grown beyond the usual. `room`: how many tokens it is to hold, where that is known."""
         with self._lock:
             runner = self._idle.pop() if self._idle else None
         runner = runner or self._new_runner()
@@ -152,7 +153,7 @@ class Model:
             if isinstance(runner, GraphRunner) and runner.failure:
                 self._give_up(runner, runner.failure)
             with self._lock:
-                usual = not isinstance(runner, GraphRunner) or runner.usual
+                usual = runner.capacity <= capacity_for(USUAL)
                 if usual and len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
                     self._idle.append(runner)
 

@@ -30,6 +30,8 @@ class DynamicRunner:
     """
 
     kind = "dynamic"
+    capacity = 0
+    """Tokens that a cache has room for when it is empty: this one's is made anew."""
 
     def __init__(self, network: nn.Module, vocab_size: int) -> None:
         self._network: Any = network
@@ -68,18 +70,19 @@ class DynamicRunner:
         if self._features:
             self._features[0].truncate(self._length)
 
+    @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         base = self._length - self._fed
+        end = base + len(path)
         layer: Any
         for layer in self._cache.layers:
-            keys, values = layer.keys, layer.values
-            index = base + ids_on(keys.device, list(path))
-            layer.keys = torch.cat([keys[:, :, :base], keys.index_select(2, index)], dim=2)
-            layer.values = torch.cat([values[:, :, :base], values.index_select(2, index)], dim=2)
+            index = base + ids_on(layer.keys.device, list(path))
+            for kept in (layer.keys, layer.values):
+                kept[:, :, base:end] = kept.index_select(2, index)
+            layer.keys, layer.values = layer.keys[:, :, :end], layer.values[:, :, :end]
         if self._features:
             self._features[0].keep(path)
-        self._fed = len(path)
-        self._length = base + self._fed
+        self._fed, self._length = len(path), end
 
     def view(self, layers: int) -> EarlyExitView:
         """The first `layers` layers as a runner of their own, over the same weights, keys and values."""

@@ -40,6 +40,10 @@ class FusedRunner:
         self.features: Features | None = None
 
     @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
     def length(self) -> int:
         return self._length
 

@@ -26,7 +26,7 @@ from core.runners.dynamic import DynamicRunner, early_exit_network, unlike
 from core.runners.features import Features, Tap
 from core.runners.static_cache import Inputs, StaticStore, run_pass, tree_inputs
 from core.runners.static_layers import FusedPass, StaticNetwork
-from core.runners.widths import LONGEST, ROUND, USUAL, capacity_for, width_for
+from core.runners.widths import LONGEST, ROUND, width_for
 
 Forward = Callable[[StaticStore, Inputs, int], tuple[Tensor, ...]]
 """Feeds inputs of n rows: the last so many rows of logits [rows, padded vocab] and, of a pass that notes them, the
@@ -112,17 +112,16 @@ class GraphRunner:
         self._features: Features | None = None
 
     @property
+    def capacity(self) -> int:
+        return self._store.capacity
+
+    @property
     def length(self) -> int:
         return self._length
 
     @property
     def failure(self) -> str | None:
         return self._captures.failure
-
-    @property
-    def usual(self) -> bool:
-        """Whether it holds no more memory than one that is kept for later may."""
-        return self._store.capacity <= capacity_for(USUAL)
 
     @timed_pass
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:

@@ -342,7 +342,7 @@ def test_a_download_is_left_at_once_and_holds_nobody_up(monkeypatch):
                 assert turn.wait(10)
             pressed.append(True)
     assert pressed and not ended
-    assert texts[-2].startswith("Stopped while downloading; what has come is kept")
+    assert texts[-2].startswith("Stopped while downloading; the files that came whole are kept")
     over.set()
 
 

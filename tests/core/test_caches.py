@@ -3,15 +3,27 @@
 import pytest
 import torch
 from lookup import CPU
-from tiny import FUSED, KINDS, VOCABULARY, draft_runner, fused_of, random_prompt, target_of, target_runner
+from tiny import (
+    FUSED,
+    KINDS,
+    VOCABULARY,
+    draft_runner,
+    fused_of,
+    random_model,
+    random_prompt,
+    target_of,
+    target_runner,
+)
 
 from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
+from core.loading.model import Model
 from core.progress import never
 from core.runners.dynamic import DynamicRunner
 from core.runners.fused import FusedRunner
+from core.runners.widths import USUAL
 from core.sampling import Sampling, Uniforms
 
 SAMPLING = Sampling(temperature=1.0)
@@ -216,3 +228,25 @@ def test_fused_forward_is_transformers_own(kind):
     fused = target_runner(kind).feed(ids[0])
     torch.testing.assert_close(fused, target_of(kind)(ids).logits[0], **CLOSE)
     torch.testing.assert_close(fused, target_of(kind.split()[0])(ids).logits[0], **CLOSE)
+
+
+def test_of_a_tree_only_what_lies_behind_the_root_is_moved():
+    """A cache of gigabytes is not copied for a path of three tokens: what lies before it stays where it is."""
+    runner = target_runner("llama")
+    runner.feed(torch.tensor(random_prompt(30)))
+    runner.feed(torch.arange(7), TREE)
+    before = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in runner._cache.layers]
+    runner.keep(PATHS[0])
+    assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in runner._cache.layers] == before
+    assert {layer.keys.shape[2] for layer in runner._cache.layers} == {34}
+
+
+def test_idle_runners_give_back_what_is_larger_than_usual(tokenizer):
+    """A long text leaves no cache of its size behind, whatever kind of runner read it."""
+    network = random_model("llama", 3, dtype=torch.float32, max_position_embeddings=2 * USUAL)
+    model = Model("tiny", network, tokenizer, "fp32", frozenset(), 2 * USUAL, VOCABULARY)
+    for length, kept in ((20, 1), (USUAL + 1, 0), (20, 1)):
+        with model.lease() as runner:
+            for at in range(0, length, 1024):
+                runner.feed(torch.ones(min(1024, length - at), dtype=torch.long), rows=1)
+        assert len(model._idle) == kept

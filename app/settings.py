@@ -62,11 +62,11 @@ def _read(name: str, controls: dict[str, Any], most: int | None = None) -> Any:
 def _models(base: Settings, target: str | None, draft: str | None, revision: str | None) -> dict[str, str | None]:
     """Target, draft and revision: those of `base`, unless a target, or another draft for it, is named. The name of the
     bundled pair means its own draft too."""
+    if target == POCKET_NAME:
+        return {"target": target, "draft": None if draft == POCKET_NAME else draft, "revision": None}
     if not target or target == base.target:
         draft = draft or (None if target else base.draft)
         return {"target": base.target, "draft": draft, "revision": revision or base.revision}
-    if target == POCKET_NAME:
-        return {"target": None, "draft": None if draft == POCKET_NAME else draft, "revision": None}
     return {"target": target, "draft": draft, "revision": revision}
 
 

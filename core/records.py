@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Literal
 
-from core.settings import Settings
+from core.settings import POCKET_NAME, Settings
 
 SCHEMA = 1
 
@@ -158,6 +158,11 @@ class Run:
         }
 
 
+def _ran_bundled(environment: Any) -> bool:
+    target = environment.get("target") if isinstance(environment, dict) else None
+    return isinstance(target, dict) and str(target.get("name")).startswith(f"{POCKET_NAME} ")
+
+
 def run_from_dict(document: dict[str, Any]) -> Run:
     """Rebuild a run from its document; the inverse of `Run.to_dict` (metrics are computed anew).
 
@@ -167,9 +172,11 @@ def run_from_dict(document: dict[str, Any]) -> Run:
         raise ValueError(f"not a run document of schema {SCHEMA}")
     try:
         known = {f.name for f in fields(Settings)}
-        metrics = document["metrics"]
+        metrics, settings = document["metrics"], {k: v for k, v in document["settings"].items() if k in known}
+        if settings.get("target") is None and _ran_bundled(document["environment"]):
+            settings["target"] = POCKET_NAME  # in older documents no name was its name
         return Run(
-            settings=Settings(**{k: v for k, v in document["settings"].items() if k in known}),
+            settings=Settings(**settings),
             environment=document["environment"],
             prompt=document["prompt"],
             prompt_ids=list(document["prompt_ids"]),

@@ -141,7 +141,8 @@ def _shown(value: Any) -> str:
 
 @dataclass(slots=True)
 class Settings:
-    """Everything that decides a run, as the command line names it. `target=None` means the bundled pair."""
+    """Everything that decides a run, as the command line names it. `target=None` means this machine's default
+    pair: SmolLM2-135M-Instruct where its weights are at hand, else the bundled one."""
 
     target: Annotated[
         str | None,

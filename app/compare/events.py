@@ -24,6 +24,7 @@ from core.errors import Cancelled, UserError
 from core.measuring.comparison import Contender, Heat, counted, heats, row
 from core.records import Round, Run, Settings
 from core.servers import ServerRun
+from core.settings import POCKET_NAME
 from core.text import Prompt
 
 WARM_UP_TOKENS = 8
@@ -230,7 +231,7 @@ def _needs_draft(settings: Settings) -> bool:
 
 def _to_load(engine: Engine, settings: Settings) -> Settings:
     """What to load for a lane of its own: of a target that needs no second model that alone, unless it is there."""
-    if _needs_draft(settings) or settings.target is None or engine.is_loaded(settings):
+    if _needs_draft(settings) or settings.target == POCKET_NAME or engine.is_loaded(settings):
         return settings
     return replace(settings, draft=None)
 

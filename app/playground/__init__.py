@@ -23,6 +23,7 @@ from app.tokens import stream, token_stream
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.records import SCHEMA, Run
+from core.settings import POCKET_NAME
 from core.text import Prompt, read_prompts
 
 FALLBACK = Prompt("merge sort", 'def merge_sort(items):\n    """Return the items in ascending order."""\n')
@@ -150,7 +151,7 @@ class Playground:
             return None
         if settings.target == self.engine.settings.target:
             return self.engine.chat
-        if settings.target is None:
+        if settings.target == POCKET_NAME:
             return False
         if (pair := self.engine.loaded(settings)) is not None:
             return bool(self.engine.environment(pair)["target"].get("chat"))

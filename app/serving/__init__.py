@@ -153,7 +153,7 @@ class Engine:
         """How to get the chat model, where the bundled pair runs because it is not there."""
         from core.loading.pair import HOW_TO_GET_IT, at_hand
 
-        return HOW_TO_GET_IT if self.settings.target is None and not at_hand(SMOLLM2_NAME) else None
+        return HOW_TO_GET_IT if self.settings.target == POCKET_NAME and not at_hand(SMOLLM2_NAME) else None
 
     def inspect(self, settings: Settings, acceptance: Acceptance | None = None) -> dict[str, Any]:
         """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files.

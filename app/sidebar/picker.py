@@ -55,8 +55,9 @@ def choices(
 ) -> dict[str, Choice]:
     """The entries by value: the pair of the start first, then the bundled one, the catalogue, what other programs
     keep on this machine, and whatever is typed."""
-    found = {"default": Choice(BUNDLED if started.target is None and started.draft is None else short_pair(started))}
-    if started.target is not None:
+    bundled = started.target == POCKET_NAME
+    found = {"default": Choice(BUNDLED if bundled and started.draft is None else short_pair(started))}
+    if not bundled:
         found[POCKET_NAME] = Choice(BUNDLED, POCKET_NAME, POCKET_NAME)
     for offer in offers:
         if (offer.target, offer.draft) == (started.target, started.draft):

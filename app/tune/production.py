@@ -22,7 +22,7 @@ from pathlib import Path
 
 from core.drafting.methods import METHODS
 from core.loading.pair import hub_id
-from core.settings import Settings
+from core.settings import POCKET_NAME, Settings
 
 BUNDLED = "assets/pocket"
 HEADS = "assets/heads"
@@ -95,7 +95,7 @@ def recipes(deployment: Deployment) -> list[Recipe]:
 def placeholders(deployment: Deployment) -> str | None:
     """What a person has to put in place of the names in the commands."""
     settings = deployment.settings
-    if settings.target is None:
+    if settings.target == POCKET_NAME:
         return f"The bundled pair lies in {BUNDLED}: run the commands from this repository's folder."
     if deployment.method == "head" and settings.draft is None:
         return f"The bundled head lies in {HEADS}: run the commands from this repository's folder."
@@ -237,7 +237,7 @@ def llama_cpp(deployment: Deployment) -> Recipe:
             )
     if deployment.quantised:
         notes.append("GGUF has no NF4; Q4_K_M is the nearest, and its acceptance and speed will differ.")
-    if deployment.settings.target is None:
+    if deployment.settings.target == POCKET_NAME:
         notes.append("The bundled weights are stored in NF4, which the converter does not read: dequantise them first.")
     notes.append("Each answer counts its drafts; with --metrics the server also counts them under /metrics.")
     lines = [shlex.join(words) for words in conversions]
@@ -288,7 +288,7 @@ def transformers(deployment: Deployment) -> Recipe:
 
 def _place(name: str | None, role: str) -> str:
     """How commands call a model: its Hub id, the bundled folder, or a placeholder for a folder of someone's own."""
-    if name is None:
+    if name in (None, POCKET_NAME):
         return f"{BUNDLED}/{role}"
     name = hub_id(name)
     return name if _on_hub(name) else f"/path/to/{Path(name).name}"

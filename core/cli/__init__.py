@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.errors import UserError
 from core.progress import console
-from core.settings import POCKET_NAME, SPECS, Settings
+from core.settings import SPECS, Settings
 
 if TYPE_CHECKING:
     from core.loading.pair import Pair
@@ -80,11 +80,13 @@ def command(settings: Settings, prompt: str) -> str:
 
 def arguments_of(settings: Settings, prompt: str) -> list[str]:
     """What follows `generate`: `settings_of` makes the same settings of it."""
+    from core.loading.pair import choose_target
+
     words: list[str] = []
     for name, spec in SPECS.items():
         value = getattr(settings, name)
         if name == "target" and value is None:
-            value = POCKET_NAME  # without a name, a command takes the machine's default pair
+            value = choose_target(None)  # a line means the same pair on any machine
         # The default method depends on whether there is a draft, so it is always named.
         if value == spec.default and name != "method":
             continue

@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 from core.cli import Commands, add_json, add_model_settings, add_settings, settings_of, tell
 from core.progress import in_bytes
-from core.settings import POCKET_NAME
 
 
 def add(commands: Commands) -> None:
@@ -30,6 +29,7 @@ def run_inspect(arguments: argparse.Namespace) -> None:
     from core.inspecting import inspect_pair
     from core.inspecting.devices import find_card, predict_on, prediction_card
     from core.inspecting.offers import drafts_for, inspection_card
+    from core.loading.pair import choose_target
 
     like = find_card(arguments.device_like) if arguments.device_like else None
     settings = settings_of(arguments)
@@ -37,7 +37,7 @@ def run_inspect(arguments: argparse.Namespace) -> None:
     found = inspect_pair(
         settings.target, settings.draft, draft_precision=settings.draft_precision, context=arguments.context, **given
     )
-    drafts = drafts_for(settings.target or POCKET_NAME, **given)
+    drafts = drafts_for(choose_target(settings.target), **given)
     predicted = like and predict_on(like, settings.target, settings.draft, arguments.context)
     words, document = inspection_card(found, drafts), {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]}
     if predicted:

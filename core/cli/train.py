@@ -13,7 +13,6 @@ from typing import Any
 from core.cli import Commands, add_settings, positive, say, settings_of
 from core.errors import UserError
 from core.progress import SECONDS_BETWEEN_LINES, Stop, console
-from core.settings import POCKET_NAME
 
 
 def add(commands: Commands) -> None:
@@ -32,6 +31,7 @@ def add(commands: Commands) -> None:
 
 def run_train(arguments: argparse.Namespace) -> None:
     from core.loading import load_model, resolve_device
+    from core.loading.pair import choose_target
     from core.text import read_prompts
     from core.training.export import export
     from core.training.loop import Plan, Trainer
@@ -48,7 +48,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         raise UserError(f"{out} is a file; name a folder for the head.")
     settings = settings_of(arguments)
     device = resolve_device(settings.device)
-    target = load_model(settings.target or POCKET_NAME, device, "bf16", progress=console())
+    target = load_model(choose_target(settings.target), device, "bf16", progress=console())
     dialogues, head = (Path(given) if given else None for given in (arguments.dialogues, arguments.head))
     plan = Plan(tokens, seconds, prompts, dialogues=dialogues, head=head)
     trainer = Trainer(target, out, plan, arguments.resume)

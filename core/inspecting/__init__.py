@@ -31,8 +31,8 @@ from core.inspecting.likeness import (
 from core.inspecting.mtp import describe_mtp, drafts_for_itself, size_up_mtp
 from core.loading import resolve_device
 from core.loading.memory import free_memory
+from core.loading.pair import choose_pair
 from core.progress import in_bytes
-from core.settings import POCKET_NAME
 
 SCHEMA = 1
 CONTEXT = 2048
@@ -108,18 +108,17 @@ def inspect_pair(
     acceptance: Acceptance | None = None,
     costs: RoundCosts | None = None,
 ) -> Inspection:
-    """Look at a pair without loading it; with no target, at the bundled pair; with no draft, at the target and the
-    bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes of the
-    device's memory that would be given back first, such as those of a pair that is to be replaced; `acceptance` as
-    measured of the pair, if it was, else what its files say; `costs` of its rounds here, where they were measured.
+    """Look at a pair without loading it; with no target, at this machine's default pair; with no draft, at the target
+    and the bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes of the device's
+    memory that would be given back first, such as those of a pair that is to be replaced; `acceptance` as measured of
+    the pair, if it was, else what its files say; `costs` of its rounds here, where they were measured.
 
     Raises UserError with one sentence where a model is missing, gated, out of reach, or cannot be decoded with.
     """
     if context < 1:
         raise UserError(f"The context must be at least 1 token, not {context}.")
     place = resolve_device(device)
-    if target is None:
-        target, draft = POCKET_NAME, draft or POCKET_NAME
+    target, draft = choose_pair(target, draft)
     ours = size_up(preview(target, "target", revision), place, precision)
     theirs: Drafter | None = None
     likeness = head = None

@@ -26,6 +26,7 @@ from core.inspecting.acceptance import EXPECTED, USUAL, USUAL_RANGE, Acceptance,
 from core.inspecting.files import Preview, Sized, preview, size_up
 from core.inspecting.likeness import HeadPreview, SizedHead, preview_bundled, preview_head, size_up_head
 from core.inspecting.mtp import SizedMtp, drafts_for_itself, size_up_mtp
+from core.loading.pair import choose_pair
 from core.progress import in_bytes
 from core.settings import POCKET_NAME
 
@@ -232,8 +233,7 @@ def predict_on(
 ) -> DevicePrediction:
     """A pair, by names as `inspect` takes them, on a card; `acceptance` as measured of it, if it was, else what its
     files say. Raises UserError where a model cannot be looked at."""
-    if target is None:
-        target, draft = POCKET_NAME, draft or POCKET_NAME
+    target, draft = choose_pair(target, draft)
     ours = preview(target, "target", revision)
     if drafts_for_itself(ours, draft):
         theirs = ours

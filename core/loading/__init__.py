@@ -29,6 +29,7 @@ from core.loading.pair import (
     SMOLLM2_ID,
     SMOLLM2_REVISION,
     Pair,
+    choose_pair,
     label_of,
     same_tokens,
     smollm2_cached,
@@ -80,7 +81,8 @@ def load_pair(
     dynamic: str | None = None,
     measure: bool = True,
 ) -> Pair:
-    """The target and, where one is named, the draft of these settings; with no target, the bundled pair.
+    """The target and, where one is named, the draft of these settings; with no target, this machine's
+    default pair: SmolLM2 where its weights are at hand, else the bundled one.
 
     `costs` are tables measured before, by role ("target", "draft"); `dynamic` is the reason, where there is one, why
     transformers' own forward is to be used whatever else could be. Without `measure`, nothing is timed: what passes
@@ -162,9 +164,7 @@ def find_file(name: str | None) -> Path | None:
 def names_of(settings: Settings) -> tuple[str, str | None, str]:
     """Target, draft and the draft's precision that settings mean."""
     draft_precision = settings.precision if settings.draft_precision == "auto" else settings.draft_precision
-    if settings.target is None:
-        return POCKET_NAME, settings.draft or POCKET_NAME, draft_precision
-    return settings.target, settings.draft, draft_precision
+    return *choose_pair(settings.target, settings.draft), draft_precision
 
 
 def load_model(

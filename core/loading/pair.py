@@ -99,17 +99,22 @@ def at_hand(name: str) -> bool:
     return name == POCKET_NAME or cached(name) is not None
 
 
-def choose_target(asked: str | None) -> str | None:
-    """The target that settings name, for what a person asked for: None, nothing; None in settings, the bundled pair."""
-    if asked is None:
-        return SMOLLM2_NAME if at_hand(SMOLLM2_NAME) else None
-    return None if asked == POCKET_NAME else asked
+def choose_target(asked: str | None) -> str:
+    """The target that is meant by what was asked for; by None, that of this machine's default pair."""
+    return asked or (SMOLLM2_NAME if at_hand(SMOLLM2_NAME) else POCKET_NAME)
+
+
+def choose_pair(target: str | None, draft: str | None) -> tuple[str, str | None]:
+    """Target and draft that are meant by what was asked for: the bundled target comes with its draft."""
+    target = choose_target(target)
+    return target, draft or (POCKET_NAME if target == POCKET_NAME else None)
 
 
 def choose_method(target: str | None, draft: str | None) -> str:
     """The method of a pair where none is asked for: by its draft where it has one, else by the trained head that comes
     with it, else by n-grams, which need nothing."""
-    if draft or target in (None, POCKET_NAME):
+    target = choose_target(target)
+    if draft or target == POCKET_NAME:
         return "draft"
     return "head" if target == SMOLLM2_NAME and (SMOLLM2_HEAD / "config.json").is_file() else "ngram"
 

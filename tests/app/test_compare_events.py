@@ -114,7 +114,7 @@ def test_a_lane_that_names_its_target_takes_no_other_model_of_the_sidebar() -> N
         BASE, CHOSEN, [{"target": "owner/other"}, {"target": "pocket"}, {"draft": "owner/tiny"}], 4096
     )
     assert (named.target, named.draft) == ("owner/other", None)
-    assert (bundled.target, bundled.draft) == (None, None)
+    assert (bundled.target, bundled.draft) == ("pocket", None)
     assert (drafted.target, drafted.draft) == ("owner/big", "owner/tiny")
 
 

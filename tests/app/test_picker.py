@@ -39,8 +39,8 @@ def named(base=STARTED, **controls):
     [
         ({}, ("own/target", "own/draft", "v1")),
         ({"target": "", "draft": "", "revision": ""}, ("own/target", "own/draft", "v1")),
-        ({"target": "pocket", "draft": "pocket"}, (None, None, None)),
-        ({"target": "pocket"}, (None, None, None)),
+        ({"target": "pocket", "draft": "pocket"}, ("pocket", None, None)),
+        ({"target": "pocket"}, ("pocket", None, None)),
         ({"target": " a/b ", "draft": "c/d", "revision": "main"}, ("a/b", "c/d", "main")),
         ({"target": "a/b"}, ("a/b", None, None)),
         ({"draft": "c/d"}, ("own/target", "c/d", "v1")),
@@ -82,7 +82,7 @@ def test_the_list_begins_with_the_pair_of_the_start():
     assert list(found) == ["default", "pocket", "small-pair", "large-pair", OTHER]
     assert found["default"].label == "target + draft"
     assert found["large-pair"].label == "large-pair (24 GB GPU, gated)"
-    assert list(choices(Settings(), offers, public=True)) == ["default", "small-pair", "large-pair"]
+    assert list(choices(Settings("pocket"), offers, public=True)) == ["default", "small-pair", "large-pair"]
 
 
 def test_models_of_other_programs_are_offered_to_the_owner_only():

@@ -287,7 +287,7 @@ def test_names_are_quoted_and_folders_are_not_told():
         if recipe.language == "shell":
             assert "/path/to/a model; rm -rf ~" in words(recipe.command)
     assert "in place of /path/to/" in placeholders(Deployment(hostile, 4, "bf16"))
-    assert "assets/pocket" in placeholders(Deployment(Settings(), 4, "nf4"))
+    assert "assets/pocket" in placeholders(Deployment(Settings("pocket"), 4, "nf4"))
     assert placeholders(Deployment(HUB, 4, "nf4")) is None
 
 

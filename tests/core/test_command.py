@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from core.__main__ import parser
 from core.cli import arguments_of, command, settings_of
 from core.drafting.methods import METHODS
 from core.errors import UserError
+from core.loading.pair import choose_target
 from core.settings import Settings
 
 names = st.none() | st.sampled_from(["Qwen/Qwen3-4B", "/models/my model", "-odd", "it's"])
@@ -47,7 +49,7 @@ def test_the_line_makes_the_same_settings_and_prompt(run, prompt):
     words = shlex.split(command(run, prompt))
     assert words[:4] == ["python", "-m", "core", "generate"]
     parsed = parser().parse_args(words[3:])
-    assert settings_of(parsed) == run
+    assert settings_of(parsed) == replace(run, target=choose_target(run.target))
     assert parsed.prompt == prompt
 
 
@@ -62,7 +64,8 @@ def test_a_shell_hands_the_words_over_unchanged():
 
 def test_defaults_are_left_out():
     assert (
-        command(Settings(), "class A:") == "python -m core generate --target pocket --method draft --prompt 'class A:'"
+        command(Settings("pocket"), "class A:")
+        == "python -m core generate --target pocket --method draft --prompt 'class A:'"
     )
 
 

@@ -1,16 +1,20 @@
 """Which pair runs where none is named, and in which order its weights are looked for."""
 
 import importlib.machinery
+from dataclasses import replace
 
 import pytest
 from written_gguf import LAYERS, write_gguf
 
-from core.cli import command
+from app.serving.starting import engine_for
+from core.__main__ import parser
+from core.cli import command, settings_of
 from core.errors import UserError
 from core.inspecting.files import preview
-from core.loading import find_folder, load_pair, pair
+from core.loading import find_folder, load_pair, names_of, pair
 from core.loading.conversion import convert
 from core.loading.pair import SMOLLM2_ID, SMOLLM2_LABEL, SMOLLM2_REVISION, at_hand, choose_method, choose_target
+from core.records import Run, run_from_dict
 from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
 
 
@@ -42,6 +46,21 @@ def test_the_package_is_found_without_running_it(package):
     assert preview(SMOLLM2_NAME).name == SMOLLM2_LABEL
 
 
+def test_python_the_command_line_and_the_page_begin_with_the_same_pair(package):
+    """Settings that name no target mean what a command and a page without --target mean."""
+    begun = [settings_of(parser().parse_args(["generate", "--prompt", "x"])), engine_for(None, None, "auto").settings]
+    assert {names_of(settings)[:2] for settings in (Settings(), *begun)} == {(SMOLLM2_NAME, None)}
+    assert load_pair(Settings(precision="fp32"), measure=False).target.name == SMOLLM2_LABEL
+
+
+def test_a_document_of_the_bundled_pair_keeps_naming_it(package):
+    """Before it had a name in settings, its runs named no target."""
+    run = Run(Settings(), {"target": {"name": "pocket target"}}, "x", [1])
+    assert run_from_dict(run.to_dict()).settings.target == POCKET_NAME
+    other = replace(run, environment={"target": {"name": SMOLLM2_LABEL}})
+    assert run_from_dict(other.to_dict()).settings.target is None
+
+
 def test_then_the_hubs_cache(nothing, monkeypatch, tmp_path):
     write_gguf(tmp_path / "m.gguf")
     folder = convert(tmp_path / "m.gguf")
@@ -53,7 +72,8 @@ def test_then_the_hubs_cache(nothing, monkeypatch, tmp_path):
 
 
 def test_without_either_the_bundled_pair_runs(nothing):
-    assert choose_target(None) is None
+    assert choose_target(None) == POCKET_NAME
+    assert names_of(Settings())[:2] == (POCKET_NAME, POCKET_NAME)
     assert not at_hand(SMOLLM2_NAME) and at_hand(POCKET_NAME)
 
 
@@ -70,10 +90,10 @@ def test_out_of_reach_is_one_sentence(nothing):
 
 
 def test_names_that_people_give(package):
-    assert choose_target("pocket") is None
+    assert choose_target("pocket") == POCKET_NAME
     assert choose_target("owner/model") == "owner/model"
     assert choose_target(SMOLLM2_NAME) == SMOLLM2_NAME
-    assert "--target pocket" in command(Settings(), "x"), "a line means the same pair on any machine"
+    assert "--target pocket" in command(Settings(POCKET_NAME), "x"), "a line means the same pair on any machine"
     assert f"--target {SMOLLM2_NAME}" in command(Settings(target=SMOLLM2_NAME), "x")
 
 
@@ -87,7 +107,7 @@ def test_the_head_that_comes_with_a_model_drafts_for_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "target, draft, method",
-    [(None, None, "draft"), ("pocket", None, "draft"), ("a/b", "c/d", "draft"), ("a/b", None, "ngram")],
+    [("pocket", None, "draft"), ("a/b", "c/d", "draft"), ("a/b", None, "ngram")],
 )
 def test_the_method_of_a_pair(target, draft, method):
     assert choose_method(target, draft) == method

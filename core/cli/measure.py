@@ -24,7 +24,7 @@ from core.cli import (
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.records import SCHEMA
-from core.settings import POCKET_NAME, SPECS, Settings
+from core.settings import SPECS, Settings
 
 if TYPE_CHECKING:
     from core.loading.pair import Pair
@@ -118,7 +118,7 @@ def measure_here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     file = find_file(settings.target)
     gguf = arguments.gguf or (str(file) if file else None)
     peers = transformers_peers(pair) if "transformers" in against else {}
-    peers |= llama_peers(pair, gguf) if "llama.cpp" in against else {}
+    peers |= llama_peers(pair, gguf, progress=say) if "llama.cpp" in against else {}
     variants = {name: replace(settings, method=name) for name in names}
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
     texts = [prompt.text for prompt in prompts]
@@ -130,13 +130,14 @@ def measure_here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def run_perplexity(arguments: argparse.Namespace) -> None:
+    from core.loading.pair import choose_target
     from core.measuring.perplexity import compare_precisions, perplexity_table
     from core.text import read_prompts
 
     text = read_text(arguments.text) if arguments.text else "\n\n".join(prompt.text for prompt in read_prompts())
     precisions = [SPECS["precision"].read(name.strip()) for name in arguments.precisions.split(",")]
     settings = settings_of(arguments)
-    name = settings.target or POCKET_NAME
+    name = choose_target(settings.target)
     document = compare_precisions(name, text, precisions, settings.device, settings.revision, say)
     tell(perplexity_table(document), document, arguments.json)
 

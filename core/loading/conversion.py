@@ -19,12 +19,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from filelock import FileLock
-from gguf import dequantize
+from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from core.disk import on_disk, require_room, user_folder
 from core.errors import Cancelled, UserError, first_line
-from core.loading.gguf import Header, StoredTensor, is_gguf, read_header
+from core.loading.gguf import Header, Kind, StoredTensor, is_gguf, read_header
 from core.loading.gguf_layout import Place, config_of, layout, quiet_transformers, read_by_us
 from core.progress import Meter, Progress, Stop, never, silent
 
@@ -121,6 +121,56 @@ def convert(file: Path, progress: Progress = silent, stop: Stop = never) -> Path
                 _write(header, config, Path(making) / "model", progress, stop)
                 (Path(making) / "model").rename(folder)
     return folder
+
+
+def requantised(file: Path, kind: Kind, progress: Progress = silent, stop: Stop = never) -> Path:
+    """A GGUF file of the same weights with its matrices in `kind`, for engines that have kernels of their own for it;
+    made where it is not there, the file itself where it is of that kind. The same errors as `convert`."""
+    header = read_header(file)
+    if header.quantisation == kind.name:
+        return file
+    made = cache_folder() / f"{fingerprint(file)}-{kind.name}" / f"{file.stem}-{kind.name}.gguf"
+    with _on_disk(header):
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(made.with_suffix(".lock")):
+            if not made.is_file():
+                with tempfile.TemporaryDirectory(dir=made.parent, prefix=".making-") as making:
+                    _requantise(header, kind, Path(making) / made.name, progress, stop)
+                    (Path(making) / made.name).rename(made)
+    return made
+
+
+def _requantise(header: Header, kind: Kind, made: Path, progress: Progress, stop: Stop) -> None:
+    reader, writer = GGUFReader(header.path), GGUFWriter(made, header.architecture)
+    for field in reader.fields.values():
+        if field.name != Keys.General.ARCHITECTURE and not field.name.startswith("GGUF."):  # the writer's own
+            of = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=of)
+    writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.name}"])
+    block, size = GGML_QUANT_SIZES[kind]
+    packed = {}
+    for tensor in reader.tensors:
+        shape = [int(n) for n in reversed(tensor.shape)]
+        shown, dtype, bytes_, as_ = tensor.data.shape, tensor.data.dtype, tensor.data.nbytes, tensor.tensor_type
+        if len(shape) > 1 and shape[-1] % block == 0:
+            packed[tensor.name] = shape
+            shown, dtype, as_ = (*shape[:-1], shape[-1] // block * size), np.dtype(np.uint8), kind
+            bytes_ = int(np.prod(shown))
+        writer.add_tensor_info(tensor.name, shown, dtype, bytes_, as_)
+    meter = Meter(f"Writing {made.name}", int(sum(tensor.n_bytes for tensor in reader.tensors)), progress)
+    require_room(made.name, made.parent, meter.total, f"free some space, or {ELSEWHERE}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in reader.tensors:
+        if stop():
+            raise Cancelled
+        values = tensor.data
+        if tensor.name in packed:
+            values = quantize(dequantize(values, tensor.tensor_type).reshape(packed[tensor.name]), kind)
+        writer.write_tensor_data(values)
+        meter.add(int(tensor.n_bytes))
+    writer.close()
 
 
 def _write(header: Header, config: dict[str, Any], folder: Path, progress: Progress, stop: Stop) -> None:

@@ -1,7 +1,7 @@
 """Other engines on the same weights, timed as we time ourselves: decoding apart from prefill.
 
 transformers' own generation, plain and assisted by the pair's draft, and llama.cpp (optional package xllamacpp) on a
-GGUF file, plain and with the n-gram speculation it brings.
+GGUF file, in its own best format too, plain and with each n-gram speculation it brings.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from torch import nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from core.errors import UserError
+from core.loading.conversion import requantised
+from core.loading.gguf import Kind, read_header
 from core.loading.model import Model
 from core.loading.pair import Pair
+from core.progress import Progress, silent
 from core.records import Settings
 from core.runners.clock import synchronise
 from core.runners.products import Share
@@ -85,12 +88,18 @@ def _generate(pair: Pair, target: Any, assistant: Any, prompt: str, settings: Se
     return (output.shape[1] - first.length) / seconds if output.shape[1] > first.length else 0.0
 
 
-SPECULATION = {"llama.cpp": "NONE", "llama.cpp ngram-simple": "NGRAM_SIMPLE", "llama.cpp ngram-mod": "NGRAM_MOD"}
+SPECULATION = ("NONE", "NGRAM_SIMPLE", "NGRAM_MAP_K", "NGRAM_MAP_K4V", "NGRAM_MOD", "NGRAM_CACHE")
+"""What it brings that needs no draft model."""
+BEST = Kind.Q4_0
+"""Its fastest format on CPUs: repacked at load for kernels of its own."""
 
 
-def llama_peers(pair: Pair, gguf: str | Path | None, context: int = 2048) -> dict[str, Peer]:
-    """llama.cpp on a GGUF file of the pair's target, on as many threads as ours, plain and with its speculations at
-    their own settings. Raises UserError where package or file are missing."""
+def llama_peers(
+    pair: Pair, gguf: str | Path | None, context: int = 2048, progress: Progress = silent
+) -> dict[str, Peer]:
+    """llama.cpp on a GGUF file of the pair's target, as it is and with the same weights in its best 4-bit format, on as
+    many threads as ours, plain and with each of its speculations at their own settings. Raises UserError where package
+    or file are missing."""
     try:
         import xllamacpp  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -101,7 +110,15 @@ def llama_peers(pair: Pair, gguf: str | Path | None, context: int = 2048) -> dic
         raise UserError("llama.cpp reads GGUF files: name the target's with --gguf FILE.")
     if not Path(gguf).is_file():
         raise UserError(f"There is no GGUF file {gguf}.")
-    return {name: _llama(xllamacpp, pair, str(gguf), kind, context) for name, kind in SPECULATION.items()}
+    files = {read_header(file).quantisation: file for file in (Path(gguf), requantised(Path(gguf), BEST, progress))}
+    return {
+        f"llama.cpp {quantisation}{'' if kind == 'NONE' else ' ' + kind.lower().replace('_', '-')}": _llama(
+            xllamacpp, pair, str(file), kind, context
+        )
+        for quantisation, file in files.items()
+        for kind in SPECULATION
+        if hasattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")
+    }
 
 
 def _llama(package: Any, pair: Pair, gguf: str, kind: str, context: int) -> Peer:

@@ -33,7 +33,7 @@ def table(document: dict[str, Any]) -> str:
     `repeating`: runs whose text repeats itself; `else x`: the ratio to plain of the others. `honest`: the
     speed-up that measured costs and acceptance allow; `of it`: how much of that was reached.
     """
-    lines = [f"{'method':<22}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())]
+    lines = [f"{'method':<{NAMES}}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())]
     lines += [_row(row) for row in (*document["methods"], *document["peers"])]
     costs = {int(n): seconds for n, seconds in document["costs"]["target"].items()}
     lines += ["", f"Verification cost: {describe_costs(costs)}", _curve(costs)]
@@ -49,6 +49,7 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+NAMES = len("llama.cpp Q4_0 ngram-map-k4v") + 1
 MOST_PROMPTS = 12
 """Of which each has rows of its own."""
 
@@ -86,7 +87,7 @@ def _row(row: dict[str, Any]) -> str:
         number(row["other_ms"], 3),
         share(row["efficiency"], 1),
     )
-    return f"{row['name']:<22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values()))
+    return f"{row['name']:<{NAMES}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values()))
 
 
 def _curve(costs: dict[int, float]) -> str:

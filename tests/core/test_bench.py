@@ -3,10 +3,12 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from written_gguf import write_gguf
 
 from core import decoding
 from core.__main__ import main
@@ -15,6 +17,7 @@ from core.costs.rounds import PassCosts, RoundCosts, expected_tokens, promise
 from core.errors import UserError
 from core.heads.runner import HeadCosts
 from core.loading import load_pair
+from core.loading.gguf import read_header
 from core.measuring.bench import (
     LENGTHS,
     NEW_TOKENS,
@@ -265,13 +268,18 @@ def test_llama_cpp_is_given_our_prompt_and_counted_from_its_second_token(pair, m
             **{name: SimpleNamespace() for name in ("model", "cpuparams", "cpuparams_batch", "speculative")}
         )
 
-    kinds = SimpleNamespace(**{f"COMMON_SPECULATIVE_TYPE_{kind}": kind for kind in SPECULATION.values()})
+    kinds = SimpleNamespace(**{f"COMMON_SPECULATIVE_TYPE_{kind}": kind for kind in SPECULATION})
     package = SimpleNamespace(CommonParams=options, Server=Server, common_speculative_type=kinds)
     monkeypatch.setitem(sys.modules, "xllamacpp", package)
-    (tmp_path / "model.gguf").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "model.gguf", kind="Q8_0")
     peers = llama_peers(pair, str(tmp_path / "model.gguf"))
-    assert [peer(PROMPTS[0], SETTINGS) for peer in peers.values()] == [pytest.approx(100)] * 3
-    assert [given.speculative.types for given, _ in asked] == [["NONE"], ["NGRAM_SIMPLE"], ["NGRAM_MOD"]]
+    assert [peer(PROMPTS[0], SETTINGS) for peer in peers.values()] == [pytest.approx(100)] * 2 * len(SPECULATION)
+    assert [given.speculative.types for given, _ in asked] == [[kind] for kind in SPECULATION] * 2
+    assert list(peers)[:2] == ["llama.cpp Q8_0", "llama.cpp Q8_0 ngram-simple"]
+    read = [given.model.path for given, _ in asked]
+    assert read[0] == str(tmp_path / "model.gguf")
+    assert list(peers)[len(SPECULATION)] == f"llama.cpp {read_header(Path(read[-1])).quantisation}" == "llama.cpp Q4_0"
     assert all(given.cpuparams.n_threads == pair.target.threads for given, _ in asked)
     assert all(request["prompt"] == encode_prompt(pair.target, PROMPTS[0], SETTINGS) for _, request in asked)
 

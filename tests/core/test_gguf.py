@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
 from transformers import AutoModelForCausalLM
 from written_gguf import HALVES, HEADS, LAYERS, WIDTH, make_network, permuted, random_blocks, write_gguf
 
@@ -17,8 +17,17 @@ from core.errors import Cancelled, UserError
 from core.inspecting.files import preview
 from core.lanes import open_lane, race
 from core.loading import conversion, load_pair
-from core.loading.conversion import cache_folder, cache_size, clear_cache, convert, converted, origin, unpermuted
-from core.loading.gguf import read_header
+from core.loading.conversion import (
+    cache_folder,
+    cache_size,
+    clear_cache,
+    convert,
+    converted,
+    origin,
+    requantised,
+    unpermuted,
+)
+from core.loading.gguf import Kind, read_header
 from core.settings import Settings
 from core.text import encode_prompt
 
@@ -377,3 +386,26 @@ def test_a_header_is_small_work(file):
     assert header.architecture == "llama" and header.quantisation == "F16"
     assert sum(tensor.bytes for tensor in header.tensors.values()) < file.stat().st_size
     assert min(tensor.start for tensor in header.tensors.values()) > 0
+
+
+def test_the_same_weights_in_another_quantisation(tmp_path, monkeypatch):
+    """Matrices of whole blocks are of the kind asked for, all else and every setting as it was; made once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "m.gguf", kind="Q8_0")
+    made = requantised(tmp_path / "m.gguf", Kind.Q4_0)
+    before, after = (GGUFReader(file) for file in (tmp_path / "m.gguf", made))
+    assert [tensor.name for tensor in after.tensors] == [tensor.name for tensor in before.tensors]
+    for old, new in zip(before.tensors, after.tensors):
+        was, now = (dequantize(tensor.data, tensor.tensor_type) for tensor in (old, new))
+        if was.ndim == 1:
+            assert (was == now).all()
+            continue
+        assert new.tensor_type == Kind.Q4_0
+        blocks = np.abs(was).reshape(-1, 32).max(-1)
+        assert (np.abs(was - now).reshape(-1, 32) <= blocks[:, None] / 8 + 1e-4).all()
+    settings, kept = read_header(tmp_path / "m.gguf").settings, read_header(made).settings
+    assert {**kept, "general.file_type": None} == {**settings, "general.file_type": None}
+    stamp = made.stat().st_mtime_ns
+    assert requantised(tmp_path / "m.gguf", Kind.Q4_0) == made and made.stat().st_mtime_ns == stamp
+    assert requantised(made, Kind.Q4_0) == made
+    assert cache_size() >= made.stat().st_size

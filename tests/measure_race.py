@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     chosen = parser.parse_args()
-    pair = load_pair(Settings())
+    pair = load_pair(Settings("pocket"))
     ratios = []
     for repeat in range(chosen.repeats + 1):
         for prompt in read_prompts():

@@ -195,15 +195,19 @@ class Engine:
 
         return [card.name for card in cards()]
 
-    def predict_on(self, gpu: str, settings: Settings, acceptance: Acceptance | None) -> dict[str, Any]:
-        """What a pair would do on a card that is not here, as `inspect --device-like` writes it; `acceptance` is what
-        was measured of the pair, if it was."""
-        from core.inspecting.devices import find_card, predict_on
+    def predict_on(
+        self, gpus: Sequence[str], settings: Settings, acceptance: Acceptance | None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """What a pair would do on one or two cards that are not here, as `inspect --device-like` writes it, and the
+        sentence that compares two; `acceptance` is what was measured of the pair, if it was."""
+        from core.inspecting.devices import compare, find_card, predict_on
 
         self.admit(settings)
-        card = find_card(gpu)
-        found = predict_on(card, settings.target, settings.draft, acceptance=acceptance, revision=settings.revision)
-        return found.to_dict()
+        named = settings.target, settings.draft
+        found = [
+            predict_on(find_card(gpu), *named, acceptance=acceptance, revision=settings.revision) for gpu in gpus[:2]
+        ]
+        return [each.to_dict() for each in found], compare(*found) if len(found) == 2 else None
 
     @staticmethod
     def _key(settings: Settings) -> tuple[Any, ...]:

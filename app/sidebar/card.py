@@ -58,6 +58,12 @@ def trouble_html(text: str) -> str:
     )
 
 
+def outlooks_html(found: Sequence[dict[str, Any]], compared: str | None) -> str:
+    """The cards of one or two predictions, and before two the sentence that compares them."""
+    first = f'<p class="outlook-compared" role="status">{escape(compared)}</p>' if compared else ""
+    return first + "".join(map(outlook_html, found))
+
+
 def outlook_html(found: dict[str, Any]) -> str:
     """The card of a `DevicePrediction` (core.inspecting.devices), `to_dict()`: the decision, a column a precision, and
     where every number comes from."""

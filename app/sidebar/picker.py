@@ -19,16 +19,15 @@ from app.serving.turns import sentence, with_device
 from app.serving.visit import Visit
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair, replaced
-from app.sidebar.card import card_html, outlook_html, trouble_html, waiting_html
+from app.sidebar.card import card_html, outlooks_html, trouble_html, waiting_html
 from core.drafting.methods import HEAD, HEADS, METHODS, Means, method_of
 from core.errors import UserError
-from core.inspecting.acceptance import Acceptance
+from core.inspecting.acceptance import Acceptance, of_runs
 from core.inspecting.catalogue import Found
 from core.progress import in_bytes, never
 from core.settings import POCKET_NAME, Settings
 
 OTHER = "other…"
-NO_GPU = ""
 BUNDLED = f"{POCKET_NAME} (bundled)"
 FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
 """Controls that depend on the pair."""
@@ -121,11 +120,13 @@ class Picker:
         }
         controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
         controls["gpu"] = gr.Dropdown(
-            [("not chosen", NO_GPU), *self.engine.gpus()],
-            value=NO_GPU,
+            self.engine.gpus(),
+            value=[],
             label="What if my GPU is …",
-            info="Predicts this pair on a card that is not here: whether it fits, how fast, and whether a draft pays. "
-            "Choose one, or type its figures: 12 GB, 504 GB/s, 58 TFLOPS.",
+            info="Predicts this pair on a card that is not here: whether it fits, how fast, and whether its draft "
+            "pays. Choose one, or two to compare them, or type figures: 12 GB, 504 GB/s, 58 TFLOPS.",
+            multiselect=True,
+            max_choices=2,
             allow_custom_value=True,
             elem_id="gpu",
         )
@@ -232,15 +233,14 @@ class Picker:
         except Exception:  # the run has said it, or the card does
             return gr.skip()
 
-    def predict(self, gpu: str, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
-        """What the pair would be like on a GPU that is not here; nothing where none is named."""
-        gpu = (gpu or NO_GPU).strip()
-        if gpu == NO_GPU or (pair == OTHER and not target):
+    def predict(self, gpus: list[str] | None, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
+        """What the pair would be like on one or two GPUs that are not here; nothing where none is named."""
+        if not gpus or (pair == OTHER and not target):
             return gr.update(visible=False, value="")
         try:
             settings = self._named(pair, target, draft, revision)
-            found = self.engine.predict_on(gpu, settings, measured_acceptance(visit, settings))
-            return gr.update(visible=True, value=outlook_html(found))
+            found, compared = self.engine.predict_on(gpus, settings, measured_acceptance(visit, settings))
+            return gr.update(visible=True, value=outlooks_html(found, compared))
         except Exception as error:
             return gr.update(visible=True, value=trouble_html(sentence(error)))
 
@@ -282,25 +282,16 @@ def _said(text: str) -> str:
     return f'<p role="status">{escape(text)}</p>'
 
 
-LEAST_JUDGED = 64
-"""Drafted tokens; a share of fewer says little of the pair."""
+NEWEST = 8
+"""Races of this visit that speak for a pair."""
 HERE = "here, in your latest runs of this pair"
 
 
 def measured_acceptance(visit: Visit, settings: Settings) -> Acceptance | None:
     """Accepted ÷ judged in the newest runs of this visit that the pair's draft drafted; None where they are few."""
-    pair = (settings.target, settings.draft, settings.revision)
-    accepted = judged = 0
-    for entry in reversed(visit.entries):
-        if not any(_drafted_by(pair, head) for head in entry.heads):
-            continue
-        for run in filter(partial(_drafted_by, pair), entry.document()["runs"]):
-            outcomes = [token["outcome"] for round_ in run["rounds"] for token in round_["drafted"]]
-            accepted += outcomes.count("accepted")
-            judged += outcomes.count("accepted") + outcomes.count("rejected")
-        if judged >= LEAST_JUDGED:
-            return Acceptance(accepted / judged, HERE)
-    return None
+    of_pair = partial(_drafted_by, (settings.target, settings.draft, settings.revision))
+    entries = [entry for entry in reversed(visit.entries) if any(map(of_pair, entry.heads))]
+    return of_runs((run for entry in entries[:NEWEST] for run in entry.document()["runs"] if of_pair(run)), HERE)
 
 
 def _drafted_by(pair: tuple[str | None, ...], run: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from core.cli import Commands, add_json, add_model_settings, add_settings, settings_of, tell
+from core.errors import UserError
 from core.progress import in_bytes
 
 
@@ -14,8 +15,8 @@ def add(commands: Commands) -> None:
     add_model_settings(inspect)
     tokens = "tokens of prompt and answer that caches are counted for (default: 2048)"
     inspect.add_argument("--context", "--max-new-tokens", type=int, default=2048, metavar="N", help=tokens)
-    like = "also predict a GPU that is not here: its name, or '12 GB, 504 GB/s, 58 TFLOPS'"
-    inspect.add_argument("--device-like", metavar="GPU", help=like)
+    like = "also predict a GPU that is not here: its name, or '12 GB, 504 GB/s, 58 TFLOPS'; twice: compare two"
+    inspect.add_argument("--device-like", metavar="GPU", action="append", default=[], help=like)
     add_json(inspect, "inspection")
     inspect.set_defaults(run=run_inspect)
     pairs = commands.add_parser("pairs", help="the catalogue, and what of it fits this machine")
@@ -27,22 +28,27 @@ def add(commands: Commands) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> None:
     from core.inspecting import inspect_pair
-    from core.inspecting.devices import find_card, predict_on, prediction_card
+    from core.inspecting.devices import compare, find_card, predict_on, prediction_card
     from core.inspecting.offers import drafts_for, inspection_card
     from core.loading.pair import choose_target
 
-    like = find_card(arguments.device_like) if arguments.device_like else None
+    cards = [find_card(name) for name in arguments.device_like]
+    if len(cards) > 2:
+        raise UserError("Two GPUs can be compared at a time; name --device-like once or twice.")
     settings = settings_of(arguments)
     given = {name: getattr(settings, name) for name in ("device", "precision", "revision")}
     found = inspect_pair(
         settings.target, settings.draft, draft_precision=settings.draft_precision, context=arguments.context, **given
     )
     drafts = drafts_for(choose_target(settings.target), **given)
-    predicted = like and predict_on(like, settings.target, settings.draft, arguments.context)
+    predicted = [predict_on(card, settings.target, settings.draft, arguments.context) for card in cards]
     words, document = inspection_card(found, drafts), {**found.to_dict(), "drafts": [asdict(draft) for draft in drafts]}
-    if predicted:
-        words += f"\n\n{prediction_card(predicted)}"
-        document["device_like"] = predicted.to_dict()
+    for at, each in zip(("device_like", "compared_with"), predicted):
+        words += f"\n\n{prediction_card(each)}"
+        document[at] = each.to_dict()
+    if len(predicted) > 1:
+        document["comparison"] = compare(*predicted)
+        words += f"\n\n{document['comparison']}"
     tell(words, document, arguments.json)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,12 @@ USUAL_RANGE = "a usual range for a draft of the same family (Leviathan et al. 20
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Accepted ÷ judged drafts, and `where` that was measured, as it goes on after "measured"."""
+    """Accepted ÷ judged drafts, and `where` that was measured, as it goes on after "measured"; `between` are the lowest
+    and the highest of single texts, where several were measured."""
 
     rate: float
     where: str
+    between: tuple[float, float] | None = None
 
 
 def shipped(facts: Mapping[str, Any]) -> Acceptance | None:
@@ -31,7 +33,35 @@ def shipped(facts: Mapping[str, Any]) -> Acceptance | None:
     rate = found.get("acceptance_rate")
     if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
         return None
-    return Acceptance(float(rate), str(found.get("where", "by whoever made it"))[:200])
+    return Acceptance(
+        float(rate), str(found.get("where", "by whoever made it"))[:200], _range(found.get("between"), rate)
+    )
+
+
+def _range(found: Any, rate: float) -> tuple[float, float] | None:
+    """A range that a file states, where it is one."""
+    if not isinstance(found, (list, tuple)) or len(found) != 2:
+        return None
+    low, high = found
+    numbers = all(isinstance(end, (int, float)) for end in found)
+    return (float(low), float(high)) if numbers and 0 <= low <= rate <= high <= 1 else None
+
+
+LEAST_JUDGED, LEAST_OF_A_TEXT = 32, 12
+"""Drafted tokens; a share of fewer says little of a pair, or of one text."""
+
+
+def of_runs(runs: Iterable[Mapping[str, Any]], where: str) -> Acceptance | None:
+    """Over run documents; None where few of their drafts were judged."""
+    counts = []
+    for run in runs:
+        outcomes = [token["outcome"] for round_ in run["rounds"] for token in round_["drafted"]]
+        counts.append((outcomes.count("accepted"), outcomes.count("accepted") + outcomes.count("rejected")))
+    accepted, judged = map(sum, zip(*counts)) if counts else (0, 0)
+    if judged < LEAST_JUDGED:
+        return None
+    rates = [stood / of for stood, of in counts if of >= LEAST_OF_A_TEXT]
+    return Acceptance(accepted / judged, where, (min(rates), max(rates)) if len(rates) > 1 else None)
 
 
 def shipped_with_pocket() -> Acceptance | None:

@@ -12,7 +12,7 @@ import difflib
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from core.settings import POCKET_NAME
 
 DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
 Basis = Literal["bytes", "layers", "measured"]
-PRECISIONS = ("nf4", "bf16")
+PRECISIONS = ("int4", "nf4", "bf16")
 LONGEST = 8
 REACHED = 0.7
 """Share of the data sheet's bandwidth, and half of that of its arithmetic, that small batches are assumed to reach."""
@@ -51,7 +51,8 @@ SOURCES = {
     "share of the arithmetic reached": f"assumed: {ARITHMETIC:.0%}",
     "kernels of a layer": f"assumed: {LAYER_SECONDS * 1e6:.0f} µs in a captured graph",
     "bytes of weights and caches": "counted from the models' configs, as loading would lay them out",
-    "rows multiplied in 4 bits": "bitsandbytes 0.50's source; past them whole matrices are unpacked for every pass",
+    "rows multiplied in nf4": "bitsandbytes 0.50's source; past them whole matrices are unpacked for every pass",
+    "int4": "PyTorch's kernel, from Ampere on: it unpacks as it multiplies, however many rows",
     "tokens/s": "bound by what is named beside it: a pass takes as long as reading its bytes or as its arithmetic, "
     "whichever is longer, and its kernels besides",
     "acceptance": f"{USUAL[0]} to {USUAL[-1]} is {USUAL_RANGE}. Your text decides: measure it",
@@ -73,13 +74,15 @@ class Forecast:
 @dataclass(frozen=True)
 class Prediction:
     """Forecasts where a draft step costs `cost_ratio` of a target step: by bytes read, by layers launched, or measured.
-    `measured` is the one at the acceptance that was measured of the pair, if it was."""
+    `measured` is the one at the acceptance that was measured of the pair, if it was; `between` at the lowest and the
+    highest of single texts, where those are known."""
 
     basis: Basis
     cost_ratio: float
     holds: str
     forecasts: tuple[Forecast, ...]
     measured: Forecast | None = None
+    between: tuple[Forecast, Forecast] | None = None
 
     @property
     def expected(self) -> Forecast:
@@ -108,8 +111,7 @@ def _by_costs(costs: RoundCosts, acceptance: Acceptance | None) -> Prediction:
         return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
 
     holds = "by what passes were measured to cost here"
-    usual, measured = tuple(map(forecast, USUAL)), forecast(acceptance.rate) if acceptance else None
-    return Prediction("measured", costs.step / costs.plain, holds, usual, measured)
+    return _prediction("measured", costs.step / costs.plain, holds, forecast, acceptance)
 
 
 def _by_shape(
@@ -127,8 +129,17 @@ def _by_shape(
 
 
 def _predict(basis: Basis, cost_ratio: float, holds: str, acceptance: Acceptance | None) -> Prediction:
-    measured = _forecast(acceptance.rate, cost_ratio) if acceptance else None
-    return Prediction(basis, cost_ratio, holds, tuple(_forecast(alpha, cost_ratio) for alpha in USUAL), measured)
+    return _prediction(basis, cost_ratio, holds, partial(_forecast, cost_ratio=cost_ratio), acceptance)
+
+
+def _prediction(
+    basis: Basis, ratio: float, holds: str, forecast: Callable[[float], Forecast], acceptance: Acceptance | None
+) -> Prediction:
+    measured = between = None
+    if acceptance:
+        measured = forecast(acceptance.rate)
+        between = acceptance.between and (forecast(acceptance.between[0]), forecast(acceptance.between[1]))
+    return Prediction(basis, ratio, holds, tuple(map(forecast, USUAL)), measured, between)
 
 
 def _forecast(alpha: float, cost_ratio: float) -> Forecast:
@@ -138,13 +149,15 @@ def _forecast(alpha: float, cost_ratio: float) -> Forecast:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as its data sheet has it: GB, GB/s, dense 16-bit TFLOPS; `nf4_rows` as in `assets/devices.toml`."""
+    """A GPU as its data sheet has it: GB, GB/s, dense 16-bit TFLOPS; `nf4_rows` and `int4` as in
+    `assets/devices.toml`."""
 
     name: str
     memory: float
     bandwidth: float
     compute: float
     nf4_rows: int
+    int4: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,15 +177,20 @@ class Outlook:
 
 @dataclass(frozen=True)
 class DevicePrediction:
-    """A pair on a card, in every precision; `go` is the decision, `sentence` says it with its reason. `acceptance` is
-    the one that was measured of this pair, if it was: then it decides."""
+    """A pair on a card, in every precision it can have there; `draft` is who is judged. `acceptance` is the one that
+    was measured of that draft, if it was: then it decides. `go` is the decision, `sentence` says it with its reason,
+    `best` the precision it is for (None: nothing fits), and `fastest` the tokens/s there, with drafts where they
+    pay."""
 
     card: Card
+    draft: str | None
     context: int
     acceptance: Acceptance | None
     outlooks: tuple[Outlook, ...]
     go: bool
     sentence: str
+    best: str | None
+    fastest: float
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": "prediction", "sources": self.sources}
@@ -220,7 +238,7 @@ def _own_card(text: str) -> Card | None:
     figures = {key: float(match[1]) for key, match in found.items() if match}
     if len(figures) < len(units) or not all(0 < figure < 1e6 for figure in figures.values()):
         return None
-    return Card("your card", nf4_rows=_document()["defaults"]["nf4_rows"], **figures)
+    return Card("your card", **_document()["defaults"], **figures)
 
 
 def predict_on(
@@ -241,8 +259,24 @@ def predict_on(
         theirs = (preview_head(draft) or preview(draft, "draft")) if draft else preview_bundled(ours)
     acceptance = acceptance or shipped_with(target, draft, theirs)
     alphas: list[float] = sorted({*USUAL, *([] if acceptance is None else [acceptance.rate])})
-    outlooks = tuple(_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS)
-    return DevicePrediction(card, context, acceptance, outlooks, *_decide(card, outlooks, acceptance))
+    found = [_outlook(card, ours, theirs, precision, context, alphas) for precision in PRECISIONS]
+    outlooks = tuple(outlook for outlook in found if outlook)
+    name = None if theirs is None else f"{ours.name}'s own MTP layer" if theirs is ours else theirs.name
+    return DevicePrediction(card, name, context, acceptance, outlooks, *_decide(card, outlooks, acceptance, name))
+
+
+def compare(one: DevicePrediction, other: DevicePrediction) -> str:
+    """What a pair gains from one card to the other, each at its best, in a sentence."""
+    slow, fast = sorted((one, other), key=lambda found: found.fastest)
+    if fast.best is None:
+        return f"It fits neither {one.card.name} nor {other.card.name}."
+    if slow.best is None:
+        return f"It fits {fast.card.name} and does not fit {slow.card.name}."
+    ratio = fast.fastest / slow.fastest
+    speeds = " and ".join(f"about {found.fastest:,.0f} tokens/s in {found.best}" for found in (fast, slow))
+    if ratio < NOT_WORTH_IT:
+        return f"{fast.card.name} and {slow.card.name} are about as fast: {speeds}."
+    return f"{fast.card.name} writes {ratio:.1f}× as fast as {slow.card.name}: {speeds}."
 
 
 def shipped_with(target: str, draft: str | None, theirs: Preview | HeadPreview | None) -> Acceptance | None:
@@ -259,16 +293,24 @@ def _outlook(
     precision: str,
     context: int,
     alphas: Sequence[float],
-) -> Outlook:
+) -> Outlook | None:
+    """None where the pair cannot be had in int4 on the card."""
     place = torch.device("cuda")
-    target = size_up(ours, place, precision)
     draft: Drafter | None = None
-    if isinstance(theirs, HeadPreview):
-        draft = size_up_head(theirs, place)
-    elif theirs is ours:
-        draft = size_up_mtp(target)
-    elif theirs:
-        draft = size_up(theirs, place, precision)
+    try:
+        if precision == "int4" and not card.int4:
+            return None
+        target = size_up(ours, place, precision, here=False)
+        if isinstance(theirs, HeadPreview):
+            draft = size_up_head(theirs, place)
+        elif theirs is ours:
+            draft = size_up_mtp(target)
+        elif theirs:
+            draft = size_up(theirs, place, precision, here=False)
+    except UserError:
+        if precision != "int4":
+            raise
+        return None
     models = [target, *([draft] if draft else [])]
     room = USABLE * card.memory * 1e9
     reading, arithmetic, kernels = pass_parts(card, target, 1, context)
@@ -321,37 +363,39 @@ def _gain(card: Card, target: Sized, draft: Drafter, alpha: float, context: int)
     return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
 
 
-def _decide(card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None) -> tuple[bool, str]:
-    """Go or no-go at the acceptance that was measured, else at a usual one, in the precision that is fastest among
-    those that fit."""
-    acceptance, where = (measured.rate, f", as measured {measured.where}") if measured else (EXPECTED, "")
+def _decide(
+    card: Card, outlooks: Sequence[Outlook], measured: Acceptance | None, draft: str | None
+) -> tuple[bool, str, str | None, float]:
+    """Go or no-go for `draft` at the acceptance that was measured of it, else at a usual one, in the precision that is
+    fastest among those that fit; that precision, and its tokens/s."""
+    acceptance = measured.rate if measured else EXPECTED
     fitting = [outlook for outlook in outlooks if outlook.fits]
     if not fitting:
         least = min(outlooks, key=lambda outlook: outlook.needed)
-        return False, (
+        sentence = (
             f"No-go: the smallest of it, {least.precision}, needs {in_bytes(least.needed)} with this context; "
             f"{card.name} leaves about {in_bytes(round(USABLE * card.memory * 1e9))}."
         )
-    if not fitting[0].gains:
+        return False, sentence, None, 0.0
+    if draft is None:
         best = max(fitting, key=lambda outlook: outlook.tokens_per_second)
-        return (
-            True,
-            f"It fits; about {best.tokens_per_second:,.0f} tokens/s plainly in {best.precision}. No draft to judge.",
-        )
+        speed = best.tokens_per_second
+        sentence = f"It fits; about {speed:,.0f} tokens/s plainly in {best.precision}. No draft to judge."
+        return True, sentence, best.precision, speed
     best = max(fitting, key=lambda outlook: outlook.tokens_per_second * _at(outlook, acceptance).speedup)
     gain = _at(best, acceptance)
     speed = f"about {best.tokens_per_second:,.0f} tokens/s plainly in {best.precision}"
-    if gain.speedup >= WORTH_IT:
-        return True, (
-            f"Go: {speed}, and about {gain.speedup:.1f}× that with drafts of {gain.draft_length} if "
-            f"{gain.acceptance:.0%} are accepted{where}."
-        )
-    if gain.speedup > NOT_WORTH_IT:
-        return (
-            False,
-            f"Hardly: {speed}, and only {gain.speedup:.2f}× that if {gain.acceptance:.0%} are accepted{where}.",
-        )
-    return False, f"No-go: {speed}; at {gain.acceptance:.0%} accepted{where}, a draft costs as much as it saves."
+    basis = f"as measured {measured.where}" if measured else "which was not measured of it"
+    share = f"{gain.acceptance:.0%} of what it guesses is accepted, {basis}"
+    go = gain.speedup >= WORTH_IT
+    if go:
+        sentence = f"Go: {speed}; with {draft}, {gain.draft_length} guesses at a time, about {gain.speedup:.1f}× that"
+        sentence += f" if {share}."
+    elif gain.speedup > NOT_WORTH_IT:
+        sentence = f"Hardly: {speed}; with {draft} only {gain.speedup:.2f}× that if {share}."
+    else:
+        sentence = f"No-go: {speed}; {draft} costs as much as it saves if {share}."
+    return go, sentence, best.precision, best.tokens_per_second * gain.speedup
 
 
 def _at(outlook: Outlook, acceptance: float) -> Forecast:

@@ -331,13 +331,13 @@ class Sized:
         )
 
 
-def size_up(found: Preview, device: torch.device, precision: str = "auto") -> Sized:
-    """Weigh a model as loading would lay it out. Raises UserError for a precision that cannot be had, or a config that
-    no network can be built from."""
+def size_up(found: Preview, device: torch.device, precision: str = "auto", here: bool = True) -> Sized:
+    """Weigh a model as loading would lay it out; where the device is not `here`, nothing is tried on it. Raises
+    UserError for a precision that cannot be had, or a config that no network can be built from."""
     saved = quantisation_of(found.config)
     bundled = found.name.split()[0] == POCKET_NAME
     known = fastest_precision(found.config, device, False, bundled) if precision == "auto" else None
-    format_ = choose_format(precision, device, saved, bundled, known)
+    format_ = choose_format(precision, device, saved, bundled, known, here)
     if format_.precision == "int4":
         refuse_int4(found.config, found.name)
     try:

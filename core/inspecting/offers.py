@@ -242,6 +242,8 @@ def _prediction(prediction: Prediction, acceptance: Acceptance | None) -> str:
     if acceptance is None or prediction.measured is None:
         return f"if accepted as is usual: {usual} {prediction.holds}"
     measured = f"{_forecast(prediction.measured)}, as measured {acceptance.where}"
+    if prediction.between:
+        measured += f" (by text {' to '.join(_forecast(end) for end in prediction.between)})"
     return f"{measured}; elsewhere usual: {usual}; {prediction.holds}"
 
 

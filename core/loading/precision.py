@@ -70,8 +70,10 @@ def choose_format(
     saved: Mapping[str, Any] | None,
     bundled: bool = False,
     measured: Measured | None = None,
+    here: bool = True,
 ) -> Format:
-    """The format for a model whose config has the quantisation `saved`; `measured` is what its shapes are fastest in.
+    """The format for a model whose config has the quantisation `saved`; `measured` is what its shapes are fastest in;
+    where the device is not `here`, its kernels are believed.
     Raises UserError where nothing can be done."""
     SPECS["precision"].read(asked)
     kind = saved_format(saved)
@@ -82,7 +84,7 @@ def choose_format(
         return Format(found, DTYPES.get(found, compute_dtype(device)), found == "nf4" == kind, why=measured.why)
     wanted = _automatic(device, kind, bundled) if asked == "auto" else asked
     notes: list[str] = []
-    if wanted == "int4" and (obstacle := int4_obstacle(device)):
+    if wanted == "int4" and here and (obstacle := int4_obstacle(device)):
         raise UserError(f"Precision int4 cannot be had on this device: {obstacle}; choose nf4 or bf16.")
     if wanted == "nf4" and (obstacle := nf4_obstacle(device)):
         wanted = sixteen_bits(device)

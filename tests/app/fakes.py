@@ -287,7 +287,13 @@ class FakeEngine(Engine):
             raise UserError("The Hub has no model 'owner/missing' that you may see; check the spelling.")
         return inspection(settings, acceptance)
 
-    def predict_on(self, gpu: str, settings: Settings, acceptance: Acceptance | None) -> dict[str, Any]:
+    def predict_on(
+        self, gpus: Sequence[str], settings: Settings, acceptance: Acceptance | None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        compared = f"{gpus[0]} writes 1.5× as fast as {gpus[1]}: fake." if len(gpus) > 1 else None
+        return [self._predicted(gpu, acceptance) for gpu in gpus], compared
+
+    def _predicted(self, gpu: str, acceptance: Acceptance | None) -> dict[str, Any]:
         alphas = (0.7,) if acceptance is None else (0.7, acceptance.rate)
         gains = [{"acceptance": alpha, "draft_length": 4, "speedup": 1 + alpha} for alpha in alphas]
         small, large = (

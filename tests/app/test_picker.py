@@ -373,13 +373,15 @@ def test_the_header_of_a_pair_that_is_not_loaded_and_remarks_on_one_that_is():
 def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     """What was measured of this very pair is named beside what is assumed; another pair's runs say nothing of it."""
     picker, visit = Picker(FakeEngine(), Device()), Visit()
-    hidden = picker.predict("", "default", "", "", "", visit)
+    hidden = picker.predict([], "default", "", "", "", visit)
     assert hidden["visible"] is False
-    shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
+    shown = picker.predict(["RTX 4070"], "small-pair", "", "", "", visit)["value"]
     assert "not a measurement" in shown and "accepted, measured" not in shown
     assert (
         "<td>15,872</td><td>does not fit</td>" in shown and "<td>1.70×<small>4 drafted</small></td><td>–</td>" in shown
     )
+    two = picker.predict(["RTX 4070", "<b>"], "small-pair", "", "", "", visit)["value"]
+    assert two.count("not a measurement") == 2 and "writes 1.5× as fast as &lt;b&gt;" in two
     for pair, rate in ((("owner/small", "owner/tiny"), 0.5), (("owner/large", "owner/tiny"), 0.9)):
         settings = Settings(target=pair[0], draft=pair[1], method="draft", max_new_tokens=96)
         engine = FakeEngine(pace=0, acceptance=rate)
@@ -388,7 +390,7 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
         visit.add("race", [lane.run])
     found = measured_acceptance(visit, Settings(target="owner/small", draft="owner/tiny"))
     assert found is not None and found.rate == summarise(visit.entries[0].runs[0]).acceptance_rate
-    shown = picker.predict("RTX 4070", "small-pair", "", "", "", visit)["value"]
+    shown = picker.predict(["RTX 4070"], "small-pair", "", "", "", visit)["value"]
     assert f"{found.rate:.0%} accepted, measured" in shown
     of_pair = ("small-pair", "", "", "", "auto", "auto")
     card = f"{1 + found.rate:.1f}× at {found.rate:.0%} accepted, measured here, in your latest runs of this pair"

@@ -69,7 +69,9 @@ def test_a_question_is_answered_in_both_panes(page: Any) -> None:
     assert page.is_checked('#method input[value="head"]') and "SmolLM2-135M-Instruct" in page.inner_text("#header")
     page.locator("#gpu input").click()
     page.get_by_role("option", name="RTX 4070", exact=True).click()
-    page.wait_for_selector(".outlook >> text=are accepted, as measured on eight chat messages, greedy")
+    page.wait_for_selector(
+        ".outlook >> text=of what it guesses is accepted, as measured on eight chat messages, greedy"
+    )
 
 
 def test_eight_messages_and_what_each_shows(page: Any) -> None:

@@ -3,18 +3,22 @@
 import json
 
 import pytest
+import torch
 
 from core.__main__ import main
 from core.errors import UserError
-from core.inspecting.acceptance import USUAL, Acceptance
+from core.inspecting.acceptance import USUAL, Acceptance, of_runs, shipped
 from core.inspecting.devices import (
     LAYER_SECONDS,
+    PRECISIONS,
     REACHED,
     UNPACKING,
     Card,
     cards,
+    compare,
     find_card,
     pass_seconds,
+    predict,
     predict_on,
     prediction_card,
 )
@@ -24,10 +28,11 @@ QWEN = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
 ENDLESS = 1e9
 
 
-def on_cuda(name, precision):
-    import torch
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
-    return size_up(preview(name, "target"), torch.device("cuda"), precision)
+
+def on_cuda(name, precision):
+    return size_up(preview(name, "target"), CUDA, precision)
 
 
 def test_a_card_is_found_however_it_is_written():
@@ -95,8 +100,8 @@ def test_more_acceptance_is_never_slower():
 
 def test_the_longest_text_is_the_last_that_fits():
     card = find_card("RTX 4070")
-    nf4, bf16 = predict_on(card, *QWEN).outlooks
-    at = {context: predict_on(card, *QWEN, context).outlooks[0] for context in (nf4.longest, nf4.longest + 256)}
+    _, nf4, bf16 = predict_on(card, *QWEN).outlooks
+    at = {context: predict_on(card, *QWEN, context).outlooks[1] for context in (nf4.longest, nf4.longest + 256)}
     assert [outlook.fits for outlook in at.values()] == [True, False]
     assert not bf16.fits and bf16.longest == 0
 
@@ -105,10 +110,59 @@ def test_a_measured_acceptance_decides_and_is_named():
     good, poor = (
         predict_on(find_card("RTX 4090"), *QWEN, acceptance=Acceptance(alpha, "in a test")) for alpha in (0.9, 0.05)
     )
-    assert good.go and "90% are accepted, as measured in a test" in good.sentence and not poor.go
+    assert good.go and "90% of what it guesses is accepted, as measured in a test" in good.sentence and not poor.go
+    assert f"with {QWEN[1]}," in good.sentence
+    assert "measured" not in predict_on(good.card, *QWEN).sentence.replace("which was not measured of it", "")
     assert [gain.acceptance for gain in good.outlooks[0].gains] == [*USUAL, 0.9]
     assert good.sources["90% accepted"] == "measured in a test"
     assert "90% accepted" not in predict_on(good.card, *QWEN).sources
+
+
+def test_int4_where_its_kernel_runs():
+    """A card before Ampere has none, and what it reads is what its packed weights take, however many rows."""
+    assert [outlook.precision for outlook in predict_on(find_card("RTX 4090"), *QWEN).outlooks] == list(PRECISIONS)
+    assert [outlook.precision for outlook in predict_on(find_card("T4"), *QWEN).outlooks] == ["nf4", "bf16"]
+    model, card = size_up(preview(QWEN[0], "target"), CUDA, "int4", here=False), Card("x", 24, 1000, ENDLESS, 4)
+    assert model.precision == "int4" and model.weights.read < 0.4 * on_cuda(QWEN[0], "bf16").weights.read
+    assert pass_seconds(card, model, 9, 512) == pass_seconds(card, model, 1, 512)
+
+
+def test_two_cards_are_compared_each_at_its_best():
+    slow, fast = (predict_on(find_card(name), *QWEN) for name in ("RTX 4070", "RTX 4090"))
+    assert compare(slow, fast) == compare(fast, slow)
+    assert f"RTX 4090 writes {fast.fastest / slow.fastest:.1f}× as fast as RTX 4070" in compare(slow, fast)
+    assert "about as fast" in compare(slow, slow)
+    large = predict_on(find_card("RTX 4060"), "Qwen/Qwen3-14B", QWEN[1])
+    assert compare(large, fast) == "It fits RTX 4090 and does not fit RTX 4060."
+    assert fast.best in PRECISIONS and large.best is None
+
+
+def test_the_command_compares_two_cards(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    cards = ["--device-like", "rtx 4090", "--device-like", "T4"]
+    assert main(["inspect", "--target", QWEN[0], "--draft", QWEN[1], *cards, "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert document["comparison"] in capsys.readouterr().out
+    assert (document["device_like"]["card"]["name"], document["compared_with"]["card"]["name"]) == ("RTX 4090", "T4")
+
+
+def test_an_acceptance_has_the_range_of_its_texts():
+    """Of a file that states it, and of runs: all together, and the lowest and highest of those that say something."""
+
+    def run(accepted, rejected):
+        outcomes = ["accepted"] * accepted + ["rejected"] * rejected + ["ignored"] * 5
+        return {"rounds": [{"drafted": [{"outcome": outcome} for outcome in outcomes]}]}
+
+    assert of_runs([run(10, 10), run(30, 10), run(0, 2)], "here") == Acceptance(40 / 62, "here", (0.5, 0.75))
+    assert of_runs([run(30, 10)], "here") == Acceptance(0.75, "here")
+    assert of_runs([run(5, 5)], "here") is None and of_runs([], "here") is None
+    stated = {"acceptance_rate": 0.54, "where": "there", "between": [0.3, 0.8]}
+    assert shipped({"measured": stated}) == Acceptance(0.54, "there", (0.3, 0.8))
+    for wrong in ([0.6, 0.8], [0.3], ["a", "b"], [0.3, 2], None, 7):
+        assert shipped({"measured": {**stated, "between": wrong}}) == Acceptance(0.54, "there")
+    (found,) = predict(on_cuda(QWEN[0], "bf16"), on_cuda(QWEN[1], "bf16"), CPU, shipped({"measured": stated}))
+    assert [end.acceptance for end in found.between] == [0.3, 0.8]
+    assert found.between[0].speedup < found.measured.speedup < found.between[1].speedup
 
 
 def test_the_command_says_it_is_a_prediction(tmp_path, capsys):

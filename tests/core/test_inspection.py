@@ -73,8 +73,8 @@ def test_a_pair_of_folders(target, draft):
 @pytest.mark.parametrize("precision", ["auto", "bf16"])
 def test_the_bundled_pair_takes_what_is_said(precision):
     """Saved in NF4: as it is, or unpacked."""
-    found = inspect_pair(precision=precision, device="cpu")
-    pair = load_pair(Settings(precision=precision, device="cpu"))
+    found = inspect_pair("pocket", precision=precision, device="cpu")
+    pair = load_pair(Settings("pocket", precision=precision, device="cpu"))
     for card, model in ((found.target, pair.target), (found.draft, pair.draft)):
         assert card.weight_bytes == pytest.approx(model.weight_bytes(), rel=0.1)
         assert card.parameters == model.parameter_count()
@@ -93,7 +93,7 @@ def test_memory_is_weights_caches_and_workspace(target, draft):
 
 def test_what_was_measured_of_a_pair_leads_its_card(target, draft):
     """Acceptance as its files or a run have it, and costs as they were timed here, go before what is usual."""
-    pocket = inspect_pair(device="cpu")
+    pocket = inspect_pair("pocket", device="cpu")
     measured = pocket.predictions[0].measured
     assert measured.acceptance == pocket.acceptance.rate and pocket.acceptance.where in said(pocket)
     assert "usual" not in said(pocket) and "as measured on code" in inspection_card(pocket)

@@ -122,7 +122,7 @@ def test_method_switched_in_the_middle_of_a_text(kind):
         assert_exact(target, target_runner(kind), context)
     assert_exact(model.runner, draft_runner(kind), context)
     assert_exact(tree.runner, draft_runner(kind), context)
-    assert_exact(combined.runner, draft_runner(kind), context)
+    assert_exact(combined.cache, draft_runner(kind), context)
     assert_exact(early.runner, target_runner(kind).view(1), context)
 
 

@@ -1,12 +1,14 @@
 """What the page is made of beside Python: templates, sheets, scripts as ES modules; and the theme beneath the sheets.
 
 The running page fetches each module by itself, under an address that changes with any of them: a browser keeps them for
-good and asks for none twice. A page without a server gets the same modules as one script.
+good and asks for none twice. A page without a server holds the same modules in itself.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import b64encode
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -22,9 +24,8 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 FOREVER = "public, max-age=31536000, immutable"
 """For how long a browser may keep what has a name of its own for every content."""
 INCLUDE = re.compile(r"<!-- include ([\w/]+\.html) -->\n")
-IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[\w./]+)";\n', re.MULTILINE)
-EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
-"""The two forms that our modules use, and `in_one_script` knows."""
+IMPORT = re.compile(r'^(import \{ [\w, ]+ \} from )"(\.[\w./]+)";$', re.MULTILINE)
+"""The one form in which our modules name each other."""
 
 
 @cache
@@ -56,8 +57,8 @@ def address(module: str) -> str:
 
 def preloads(*entries: str) -> str:
     """Links by which a browser fetches modules and all they need at once, not level by level."""
-    needed = dict.fromkeys(module for entry in entries for module in in_order(entry))
-    return "".join(f'<link rel="modulepreload" href="{address(module)}">' for module in needed)
+    wanted = dict.fromkeys(module for entry in entries for module in needed(entry))
+    return "".join(f'<link rel="modulepreload" href="{address(module)}">' for module in wanted)
 
 
 def route() -> Route:
@@ -72,50 +73,35 @@ def route() -> Route:
     return Route("/scripts/{version}/{module:path}", serve)
 
 
-def imports_of(module: str) -> dict[str, list[str]]:
-    """What a module imports: names by the path of the module they come from."""
-    return {
-        normpath(join(dirname(module), path)): names.split(", ") for names, path in IMPORT.findall(modules()[module])
-    }
+def imports_of(module: str) -> list[str]:
+    """The modules that a module imports."""
+    return [_path(module, found[2]) for found in IMPORT.finditer(modules()[module])]
 
 
-def in_order(entry: str) -> list[str]:
-    """`entry` and all that it needs, each after what it imports. Raises ValueError where modules import in a circle."""
-    done: list[str] = []
-
-    def visit(module: str, above: tuple[str, ...]) -> None:
-        if module in above:
-            raise ValueError(f"modules import each other: {' -> '.join([*above, module])}")
-        if module in done:
-            return
-        for needed in imports_of(module):
-            visit(needed, (*above, module))
-        done.append(module)
-
-    visit(entry, ())
-    return done
+def needed(entry: str) -> list[str]:
+    """`entry`, and all that it needs to run."""
+    found = [entry]
+    for module in found:  # which grows meanwhile
+        found += [each for each in imports_of(module) if each not in found]
+    return found
 
 
 @cache
-def in_one_script(entry: str) -> str:
-    """`entry` and all that it needs as one classic script that calls its `mount()`.
+def import_map(entry: str) -> str:
+    """`entry` and all that it needs as a browser's import map of modules by their paths below assets/.
 
-    Each module becomes a function, which returns what the module exports.
+    For a page without a server. A module in such a map has no address to look from, so it names others by those paths.
     """
-    names = {module: f"m{number}" for number, module in enumerate(in_order(entry))}
-    parts = [f"const {name} = {_function(module, names)};\n" for module, name in names.items()]
-    return '(() => {\n"use strict";\n' + "".join(parts) + f"{names[entry]}.mount();\n}})();\n"
+
+    def held(module: str) -> str:
+        text = IMPORT.sub(lambda found: f'{found[1]}"{_path(module, found[2])}";', modules()[module])
+        return f"data:text/javascript;base64,{b64encode(text.encode()).decode()}"
+
+    return json.dumps({"imports": {module: held(module) for module in needed(entry)}})
 
 
-def _function(module: str, names: dict[str, str]) -> str:
-    imports = imports_of(module)
-    text = modules()[module]
-    exports = EXPORT.findall(text)
-    body = EXPORT.sub("", IMPORT.sub("", text))
-    if re.search(r"^\s*(import|export)\b(?!\()", body, re.MULTILINE):
-        raise ValueError(f"{module} imports or exports in a form that cannot be put into one script")
-    heads = [f"const {{ {', '.join(found)} }} = {names[path]};\n" for path, found in imports.items()]
-    return f"(() => {{\n{''.join(heads)}{body}return {{ {', '.join(exports)} }};\n}})()"
+def _path(module: str, named: str) -> str:
+    return normpath(join(dirname(module), named))
 
 
 INK = colors.Color(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator
-from hashlib import sha256
 from html import escape
+from secrets import token_urlsafe
 from typing import Any
 
-from app.assets import asset, in_one_script
+from app.assets import asset, import_map
 from app.header import facts
 from app.playground.race import lane_events, verdict_event
 from app.serving.turns import Event
@@ -16,6 +15,7 @@ from app.tokens import STYLES, Window, encode
 from app.tokens.markup import json_text
 from core.records import SCHEMA, Run, run_from_dict
 
+ENTRY = "tokens/replay_page.js"
 SAME = ("target", "precision", "temperature", "top_k", "top_p", "min_p")
 """Settings in which a plain run must agree with a drafting one to be its baseline."""
 
@@ -59,14 +59,15 @@ def replay_value(document: dict[str, Any]) -> str:
 def replay_page(document: dict[str, Any]) -> str:
     """One HTML file that shows the race without a server: panes, numbers, charts, inspector and scrubber.
 
-    It holds style, script and document, and asks no other file or host for anything. Raises ValueError where the
-    document is not a race or a run of ours.
+    It holds style, scripts and document, and asks no other file or host for anything; its policy runs
+    what bears a word drawn for this page, which no text in it can know, and what that imports. Raises ValueError where
+    the document is not a race or a run of ours.
     """
     lanes = lanes_of(document)
     style = "".join(asset(name) for name in ("tokens/replay_page.css", *STYLES))
-    code = in_one_script("tokens/replay_page.js")
+    ours = token_urlsafe(16)
     policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(code)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src 'nonce-{ours}'; script-src 'nonce-{ours}'; base-uri 'none'; form-action 'none'"
     )
     shown = {"schema": SCHEMA, "runs": [run.to_dict() for run in lanes.values()]}
     return f"""<!doctype html>
@@ -77,7 +78,7 @@ def replay_page(document: dict[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>A race of speculative and plain decoding</title>
-<style>{style}</style>
+<style nonce="{ours}">{style}</style>
 </head>
 <body>
 <main>
@@ -92,15 +93,15 @@ def replay_page(document: dict[str, Any]) -> str:
 </main>
 <script type="application/json" id="document">{json_text(shown)}</script>
 <script type="application/json" id="verdict">{json_text(verdict_event(list(lanes.values())))}</script>
-<script>{code}</script>
+<script type="importmap" nonce="{ours}">{import_map(ENTRY)}</script>
+<script type="module" nonce="{ours}">
+import {{ mount }} from "{ENTRY}";
+
+mount();
+</script>
 </body>
 </html>
 """
-
-
-def _hash(content: str) -> str:
-    """The one inline style or script that the page's policy lets through."""
-    return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
 
 
 def _about(run: Run) -> str:

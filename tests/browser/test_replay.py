@@ -76,7 +76,7 @@ def test_hostile_text_stays_text(from_disk: Any) -> None:
     assert page.title() == title
     made = page.evaluate("[...new Set([...document.querySelectorAll('body *')].map(e => e.localName))]")
     assert not {"img", "iframe", "style", "script"} & {*made} - {"script"}
-    assert page.locator("script").count() == 3, "the page's own"
+    assert page.locator("script").count() == 4, "the page's own"
     assert page.locator("style").count() == 1
 
 

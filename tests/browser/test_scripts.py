@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from races import corrected_round, scripted_race, tree_round
 
-from app.assets import in_one_script, modules
+from app.assets import modules
 from app.tokens import stream
 from app.tokens.markup import HIDDEN
 from app.tokens.replay import lanes_of, replay_events, verdict_event
@@ -233,21 +233,3 @@ def test_an_address_says_what_differs_from_the_start(call: Call) -> None:
     ):
         found = call("playground/take_away.js", "m.addressOf(...given).search", [at, names, start, values])
         assert found == query
-
-
-# One script of many modules
-
-
-def test_modules_in_one_script_keep_their_names_to_themselves(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "a/one.js": "const hidden = 1;\n\nexport const one = hidden;\n"
-        "export class Sum {\n  of = (n) => n + hidden;\n}\n",
-        "a/two.js": 'import { one, Sum } from "./one.js";\n\nconst hidden = 40;\n\n'
-        "export function add() {\n  return new Sum().of(hidden + one);\n}\n",
-        "entry.js": 'import { add } from "./a/two.js";\n\nexport function mount() {\n  window.found = add();\n}\n',
-    }
-    monkeypatch.setattr("app.assets.modules", lambda: texts)
-    page = chromium.new_page()
-    page.add_script_tag(content=in_one_script("entry.js"))
-    assert page.evaluate("[found, typeof hidden, typeof one, typeof mount]") == [42, *["undefined"] * 3]
-    page.close()

@@ -11,16 +11,39 @@ browser tab; one that was only changed stays (`app.page.build`).
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import gradio as gr
-from gradio.events import EventListener
 from starlette.datastructures import MutableHeaders
 
-from app.assets import FOREVER, address
+
+@contextmanager
+def without_stubs() -> Iterator[None]:
+    """Import Gradio without the editor's stubs, which it writes anew for each of its components at every import: half
+    of the import's time. A component whose class has no source file, as `inspect` says, gets none."""
+    real = inspect.getfile
+
+    def getfile(thing: Any) -> str:
+        if getattr(thing, "__module__", "").startswith("gradio."):
+            raise OSError("no stub")
+        return real(thing)
+
+    inspect.getfile = getfile
+    try:
+        yield
+    finally:
+        inspect.getfile = real
+
+
+with without_stubs():  # for whoever imports this module before Gradio
+    import gradio as gr
+    from gradio.events import EventListener
+
+    from app.assets import FOREVER, address
 
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Of an event that is the page's own: nothing spins over its outputs, and programs do not see it."""
@@ -124,3 +147,8 @@ class KeptForGood:
 def hang_up(page: gr.Blocks) -> None:
     """Let the server end though browsers hold connections open: uvicorn waits for them unless `force_exit` is set."""
     page.server.force_exit = True
+
+
+def without_tools(page: gr.Blocks) -> str | None:
+    """Why a page that was launched offers agents no tools; None where it does, or was not asked to."""
+    return page.mcp_error

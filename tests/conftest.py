@@ -25,13 +25,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_sessionstart():
     """What tests import is not written out for an editor."""
-    from app.serving.starting import without_stubs
-
-    with without_stubs():
-        return (yield)
+    import app.insides  # noqa: F401
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,6 @@ for later, and what still runs at the end is waited for."""
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import os
 import signal
@@ -55,24 +54,6 @@ def clear_up() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-@contextmanager
-def without_stubs() -> Iterator[None]:
-    """Import Gradio without the editor's stubs, which it writes anew for each of its components at every import: half
-    of the import's time. A component whose class has no source file gets none."""
-    real = inspect.getfile
-
-    def getfile(thing: Any) -> str:
-        if getattr(thing, "__module__", "").startswith("gradio."):
-            raise OSError("no stub")
-        return real(thing)
-
-    inspect.getfile = getfile
-    try:
-        yield
-    finally:
-        inspect.getfile = real
 
 
 @contextmanager

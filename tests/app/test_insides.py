@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -163,10 +164,36 @@ def test_one_sheet_and_one_script_alone_name_what_is_gradios() -> None:
     assert {name for name, text in bare.items() if OF_GRADIO.search(text)} == {"page/gradio.css", "page/gradio.js"}
 
 
+OF_A_PAGE = {"launch", "close", "load", "api"}
+"""What Gradio documents of `gr.Blocks`."""
+
+
+def reaches(text: str) -> set[str]:
+    """Where Python reaches into what it was not offered: Gradio's private places, a page's undocumented attributes, and
+    attributes of other modules that it sets."""
+    inside = r"\.fns\b|force_exit|\._data\b|\.request\.scope|\"request\", None|\.props\b|document\.baseURI"
+    found = set(re.findall(inside, text))
+    tree = ast.parse(text)
+    imports = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = {alias.asname or alias.name for each in imports for alias in each.names}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name):
+            of_a_page = each.value.id == "page" not in names and each.attr not in OF_A_PAGE
+            patched = each.value.id in names and isinstance(each.ctx, ast.Store)
+            if of_a_page or patched:
+                found.add(ast.unparse(each))
+    return found
+
+
 def test_one_module_alone_reaches_into_gradio() -> None:
-    inside = re.compile(r"\.fns\b|force_exit|\._data\b|\.request\.scope|\"request\", None|\.props\b|document\.baseURI")
     sources = [ROOT / "app.py", *(ROOT / "app").rglob("*.py")]
-    assert {path.name for path in sources if inside.search(path.read_text(encoding="utf-8"))} == {"insides.py"}
+    found = {path.name: reaches(path.read_text(encoding="utf-8")) for path in sources}
+    assert {name for name, what in found.items() if what} == {"insides.py"}, found
+
+
+@pytest.mark.parametrize("line", ["import inspect\ninspect.getfile = print", "print(page.mcp_error)", "x = page.fns"])
+def test_reaching_into_gradio_is_seen(line: str) -> None:
+    assert reaches(line)
 
 
 def test_what_follows_the_pair_takes_the_method_of_before() -> None:

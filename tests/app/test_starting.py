@@ -15,8 +15,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from app.insides import without_stubs
 from app.serving.first_screen import first_screen
-from app.serving.starting import beside, clear_up, leave_garbage, without_stubs
+from app.serving.starting import beside, clear_up, leave_garbage
 from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

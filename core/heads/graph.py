@@ -183,7 +183,8 @@ class GraphHeadRunner:
         """A pass of ids [n] with inputs [n, hidden] whose keys and values are put from row `start` on; `at` [n] are
         the rows' positions; output [n, hidden]."""
         net, n = self.head.network, len(ids)
-        residual, q, *made = net.project(F.embedding(ids, self.head.table)[None], inputs[None], at)
+        embedded = F.embedding(ids, self.head.table).to(self.head.dtype)
+        residual, q, *made = net.project(embedded[None], inputs[None], at)
         slots = start + self._order[:n]
         for held, new in zip(self._cache, made):
             held.index_copy_(1, slots, new[0])

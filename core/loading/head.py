@@ -20,7 +20,7 @@ from core.heads.block import FusedHead, fits_int4
 from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead
-from core.heads.runner import REPEATS, AnyHead, AnyHeadRunner, HeadCosts, HeadRunner, runner_of, time_head
+from core.heads.runner import REPEATS, AnyHead, AnyHeadRunner, HeadCosts, runner_of, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
 from core.runners.products import fast_int4
@@ -186,7 +186,7 @@ def measure_agreement(head: FusedHead, target: Model, layers: tuple[int, ...]) -
     with target.lease() as runner:
         features = runner.watch(layers)
         choices = runner.feed(ids).argmax(-1)
-        output = HeadRunner(head, len(ids)).read(ids[1:], features.take(len(ids) - 1))
+        output = runner_of(head).read(ids[1:], features.take(len(ids) - 1))
     guesses = head.target_ids[head.logits(output).argmax(-1)]
     return (guesses == choices[1:]).float().mean().item()
 

@@ -21,7 +21,7 @@ from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
 from core.heads import HeadNetwork
 from core.heads.block import FusedHead
-from core.heads.runner import HeadRunner
+from core.heads.runner import runner_of
 from core.lanes import describe_environment
 from core.loading.head import Head, best_precision, fused_head
 from core.loading.model import ALL_THREADS, Model, threads
@@ -180,7 +180,7 @@ class Session:
             run = Run(settings, describe_environment(target, None), text, ids)
             words, sampling = Detokenizer(target.tokenizer, ids), Sampling.of(settings)
             with target.lease() as runner:
-                drafter = HeadDrafter(HeadRunner(fused), runner.watch(fused.config.aux_layers), sampling)
+                drafter = HeadDrafter(runner_of(fused), runner.watch(fused.config.aux_layers), sampling)
                 rounds = speculative(runner, drafter, run, length=Fixed(SHOWN_LENGTH), stop_ids=target.stop_ids)
                 while True:
                     with threads(target.threads):

@@ -8,13 +8,16 @@ import torch
 from heads import CONFIG, REDUCED, VARIANTS, fused_head, random_head, taught_head, true_features
 from tiny import VOCABULARY, random_prompt, target_of, target_runner
 
-from core.decoding import take_step
+from core.decoding import speculative, take_step
 from core.drafting.head import HeadDrafter
+from core.drafting.length import Fixed
 from core.heads.block import FusedHead, fits_int4
 from core.heads.runner import HeadRunner
 from core.progress import never
-from core.runners import prefill
+from core.records import Run, Settings
+from core.runners import PREFILL_CHUNK, prefill
 from core.runners.clock import PassTimer
+from core.runners.features import Features
 from core.runners.products import GROUP, dequantise, quantise
 from core.sampling import Sampling, Uniforms
 
@@ -211,3 +214,26 @@ def test_a_drafter_that_joins_in_the_middle_of_a_text():
     target.feed(torch.tensor(context[5:19]))
     assert len(drafter.propose(context[:20], 2, torch.empty(0))) == 2
     assert drafter._stable == 14
+
+
+def test_hidden_states_of_a_long_prompt_are_never_all_there(monkeypatch):
+    """The head reads a prompt chunk by chunk behind its target; what it then drafts is what it drafts having read the
+    prompt at once."""
+    network, prompt = random_head(), random_prompt(600)
+    most, add = [0], Features.add
+
+    def watched(self, at, rows):
+        add(self, at, rows)
+        most[0] = max(most[0], self.end - self.start)
+
+    monkeypatch.setattr(Features, "add", watched)
+    target = target_runner("llama")
+    drafter = drafter_for(target, network, "llama", Sampling())
+    run = Run(Settings(max_new_tokens=5), {}, "", prompt)
+    (first, *_) = speculative(target, drafter, run, length=Fixed(3))
+    assert most[0] <= PREFILL_CHUNK + 1 and run.draft_prefill_seconds > 0
+    whole = target_runner("llama")
+    other = drafter_for(whole, network, "llama", Sampling())
+    prefill(whole, prompt[:-1], never)
+    other.prefill(prompt[:-1], never)
+    assert [token.id for token in first.drafted] == other.propose(prompt, 3, torch.empty(0)).tokens.tolist()

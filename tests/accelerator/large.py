@@ -59,10 +59,16 @@ class Scale:
     prompt: int
     tokens: int
     repeats: int
+    alphas: tuple[float, ...] = ALPHAS
+    lengths: tuple[int, ...] = LENGTHS
+    timed: int = 5
+    """How often each pass of a curve."""
 
 
 FULL = Scale(TARGET, DRAFT, 128, 256, 3)
-TINY = Scale(TARGET | SMALL | {"num_hidden_layers": 2}, DRAFT | SMALL | {"num_hidden_layers": 1}, 16, 24, 1)
+TINY = Scale(
+    TARGET | SMALL | {"num_hidden_layers": 2}, DRAFT | SMALL | {"num_hidden_layers": 1}, 16, 24, 1, (0.8,), (4,), 1
+)
 
 
 def measure(small: bool, say: Say) -> dict[str, Any]:
@@ -80,7 +86,9 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
         as_captured(model)
     say(f"runners: {pair.target.runner_kind}, {pair.draft.runner_kind}")
     far = SMALL_FAR if small else FAR
-    curves = {name: curve_of(model, say, far) for name, model in (("target", pair.target), ("draft", pair.draft))}
+    curves = {
+        name: curve_of(model, say, far, scale.timed) for name, model in (("target", pair.target), ("draft", pair.draft))
+    }
     say("what they cost where they stand in a round")
     pair.target.costs, pair.draft.costs = rounds = pair.time_rounds(lengths=CURVE)
     runs = Runs(pair, scale, say)
@@ -106,7 +114,7 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
     return document
 
 
-def curve_of(model: Model, say: Say, far: int = FAR) -> dict[str, CostTable]:
+def curve_of(model: Model, say: Say, far: int, timed: int) -> dict[str, CostTable]:
     """The verification cost curve on the runner the model chose, on transformers' own modules captured alike, and on
     its own forward; the first two behind a long text too."""
     say(f"what a pass over 1 to {CURVE[-1]} tokens of the {model.name} costs ({model.runner_kind})")
@@ -114,12 +122,12 @@ def curve_of(model: Model, say: Say, far: int = FAR) -> dict[str, CostTable]:
     found: dict[str, CostTable] = {}
     with model.lease(far + 2 * CURVE[-1]) as chosen:
         for name, runner in (("chosen", chosen), ("modules", modules)):
-            found[name] = time_passes(runner, CONTEXT, 5, CURVE)
+            found[name] = time_passes(runner, CONTEXT, timed, CURVE)
             runner.reset()
-            found[f"{name} at {far}"] = time_passes(runner, far, 5, FAR_CURVE)
+            found[f"{name} at {far}"] = time_passes(runner, far, timed, FAR_CURVE)
             if isinstance(runner, GraphRunner) and runner.failure:
                 say(f"NOT CAPTURED: {runner.failure}")
-    found["dynamic"] = time_passes(DynamicRunner(model.network, model.vocab_size), CONTEXT, 3, CURVE)
+    found["dynamic"] = time_passes(DynamicRunner(model.network, model.vocab_size), CONTEXT, min(3, timed), CURVE)
     return found
 
 
@@ -138,7 +146,7 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
         model = as_model("target", network, precision)
         as_captured(model)
         far = SMALL_FAR if small else FAR
-        curves = curve_of(model, say, far)
+        curves = curve_of(model, say, far, scale.timed)
         document["curves"][precision] = {kind: table.to_dict() for kind, table in curves.items()}
         document["bounds"][precision] = beside_bounds(model, curves, document["products"][precision], copied, far)
         say("\n".join(f"{precision}, {row['pass']}: {row['sentence']}" for row in document["bounds"][precision]))
@@ -210,8 +218,11 @@ class Runs:
         ][1:]
 
     def of_lanes(self) -> list[dict[str, Any]]:
-        lanes = [("plain", None, None), *((f"{length}", alpha, length) for alpha in ALPHAS for length in LENGTHS)]
-        lanes += [("auto", alpha, "auto") for alpha in ALPHAS]
+        lanes = [
+            ("plain", None, None),
+            *((f"{n}", alpha, n) for alpha in self._scale.alphas for n in self._scale.lengths),
+        ]
+        lanes += [("auto", alpha, "auto") for alpha in self._scale.alphas]
         found: dict[int, list[dict[str, float]]] = {i: [] for i in range(len(lanes))}
         for repeat in range(-1, self._scale.repeats):
             for i, (name, alpha, length) in enumerate(lanes):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft, Drafter
-from core.drafting.length import Controller
+from core.drafting.length import Controller, Growing
 from core.errors import Cancelled
 from core.progress import Stop, never
 from core.records import CacheLengths, Candidate, Round, Run, Token
@@ -57,6 +57,8 @@ def speculative(
                 raise Cancelled
             # One token of every round is the target's own: a draft longer than this could not be used.
             useful = settings.max_new_tokens - len(run.token_ids) - 1
+            if isinstance(length, Growing):
+                length.settle(target.length)
             choosing = engine_time()  # the engine's work too, as is learning from the outcome
             gamma = min(length.next(context), useful) if drafter is not None else 0
             choosing = engine_time() - choosing

@@ -110,6 +110,29 @@ def by_width(table: CostTable) -> CostTable:
     return table | CostTable({n: of_width[width_for(n)] for n in lengths if width_for(n) in of_width})
 
 
+def wider(table: CostTable, rows: int) -> tuple[tuple[int, ...], int]:
+    """The lengths still to be measured for passes over as many as `rows` tokens, each about twice the one before, and
+    how often each can be timed in BETWEEN_SECONDS."""
+    found, last = [], max(table.seconds)
+    while last < rows:
+        last = min(rows, 2 * last - 1)
+        found.append(last)
+    return tuple(found), max(1, min(REPEATS, round(BETWEEN_SECONDS / max(1e-9, sum(map(table, found))))))
+
+
+GROWN = (1, 9)
+"""Passes that say how much dearer they are behind a longer text."""
+
+
+def time_here(runner: Runner, repeats: int = 2, lengths: Sequence[int] = GROWN) -> CostTable:
+    """Passes of a runner behind the text it holds, which stays as it is."""
+    held = runner.length
+    samples: dict[int, list[float]] = {n: [] for n in lengths}
+    for n in _in_turn(repeats, lengths):
+        samples[n].append(_time_from(runner, n, held))
+    return table_of(samples)
+
+
 def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[int] = MEASURED_LENGTHS) -> CostTable:
     """Passes of one model, each behind another of its own."""
     samples: dict[int, list[float]] = {n: [] for n in lengths}

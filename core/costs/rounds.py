@@ -10,7 +10,7 @@ draft step over that of a plain target step. Leviathan et al. 2023 (arXiv 2211.1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -109,6 +109,20 @@ class RoundCosts:
         warm = self.step - self.draft(1)
         drafting = self.draft(1) + self.late(behind) + sum(self.draft(nodes) + warm for nodes in levels[:-1])
         return drafting + self.target(levels[-1] + 1) + self.overhead
+
+    def grown(self, short: CostTable, here: CostTable, share: float) -> RoundCosts:
+        """Of rounds behind a longer text, by the same passes of the target behind a `short` one and `here`: each row
+        reads all that was kept, so the difference is a line in the rows. The drafter's passes grow by its `share` of
+        the target's layers."""
+        first, last = min(here.seconds), max(here.seconds)
+        start = max(0.0, here(first) - short(first))
+        climb = max(0.0, here(last) - short(last) - start) / (last - first)
+        return replace(
+            self,
+            target=lambda n: self.target(n) + start + climb * (n - first),
+            draft=lambda n: self.draft(n) + share * (start + climb * (n - first)),
+            following=None if self.following is None else self.following + share * start,
+        )
 
     def late(self, behind: int) -> float:
         """What reading `behind` missed tokens adds to the drafter's first pass."""

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 
+from core.costs import GROWN, MEASURED_LENGTHS
 from core.costs.rounds import PassCosts, RoundCosts
 from core.drafting import Drafter
-from core.drafting.length import Adaptive, Controller, Fixed
+from core.drafting.length import Adaptive, Controller, Fixed, Growing
 from core.drafting.methods import HEAD, METHODS, Means, method_of
 from core.errors import UserError
 from core.loading.model import AnyRunner
@@ -47,11 +48,12 @@ Built = tuple[Drafter, Controller]
 
 @dataclass(frozen=True)
 class Way:
-    """How a method is carried out: its drafter and what decides its length, from their parts; and what its rounds cost,
-    from measured passes (None: they are not known)."""
+    """How a method is carried out: its drafter and what decides its length, from their parts; what its rounds cost,
+    from measured passes (None: they are not known); and over how many `rows` its widest passes are."""
 
     build: Callable[[Parts], Built]
     costs: Callable[[PassCosts, Settings], RoundCosts | None]
+    rows: int = MEASURED_LENGTHS[-1]
 
 
 def way_of(method: str) -> Way:
@@ -88,7 +90,22 @@ def build_drafter(
     method = SPECS["method"].read(settings.method)
     if reason := METHODS[method].missing(means_of(pair)):
         raise UserError(f"The method {method} is off: {reason}.")
-    return way_of(method).build(Parts(pair, target, settings, round_costs(pair, settings), resources, room))
+    costs = round_costs(pair, settings)
+    drafter, length = way_of(method).build(Parts(pair, target, settings, costs, resources, room))
+    refit = [part.refit for part in (length, drafter) if hasattr(part, "refit")]  # type: ignore[attr-defined]
+    if not hasattr(length, "refit"):  # a length of one's own is no choice by costs
+        return drafter, length
+    share = layers_of(pair, drafter, method) / pair.target.layers
+    limit = pair.target.context_length - max(GROWN)
+    return drafter, Growing(length, refit, lambda: costs.grown(*pair.target.measure_grown(target), share), limit)
+
+
+def layers_of(pair: Pair, drafter: Drafter, method: str) -> int:
+    """How many layers a pass of a drafter has."""
+    network = METHODS[method].network
+    if network == "draft" and pair.draft:
+        return pair.draft.layers
+    return getattr(drafter, "exit_layer", 0) if network == "target" else int(network == "head")
 
 
 def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
@@ -103,7 +120,7 @@ def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
 def measured_passes(pair: Pair, settings: Settings) -> PassCosts:
     """The passes that rounds of this method are made of; measured once."""
     network = METHODS[settings.method].network
-    target, draft = pair.measure_costs()
+    target, draft = pair.measure_costs(way_of(settings.method).rows if METHODS[settings.method].drafts else 1)
     head = pair.head.measure_costs(pair.target) if pair.head and network == "head" else None
     exits = {}
     if network == "target":

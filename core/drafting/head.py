@@ -220,6 +220,10 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
         kept = ids_on(tokens.device, order)
         return Draft(tokens[kept], None, parents, logits=list(rows[kept].split(1)), ids=self.runner.head.target_ids)
 
+    def refit(self, costs: RoundCosts) -> None:
+        """Rounds cost something else from now on."""
+        self._costs = costs
+
     def _worth_checking(self, likely: list[float], length: int) -> int:
         """How many nodes, the likeliest first, give the most expected tokens per second; one at least."""
         drafting = self._costs.draft(1) + (length - 1) * self._costs.step + self._costs.overhead
@@ -272,5 +276,5 @@ def _costs(passes: PassCosts, beams: int = 1) -> RoundCosts | None:
 
 WAYS = {
     "head": Way(_build, lambda passes, settings: _costs(passes)),
-    "head-tree": Way(_build_tree, lambda passes, settings: _costs(passes, BEAMS)),
+    "head-tree": Way(_build_tree, lambda passes, settings: _costs(passes, BEAMS), rows=MOST_NODES + 1),
 }

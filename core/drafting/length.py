@@ -22,6 +22,37 @@ class Controller(Protocol):
     def observe(self, round_: Round) -> None: ...
 
 
+class Growing:
+    """A controller whose choice moves with the text: what its rounds cost (`refit`) is measured again wherever the text
+    has doubled, from `START` tokens on and up to `limit`. Measuring is on no round's clock."""
+
+    START = 512
+
+    def __init__(
+        self,
+        controller: Controller,
+        refit: Sequence[Callable[[RoundCosts], None]],
+        costs: Callable[[], RoundCosts],
+        limit: int,
+    ) -> None:
+        self._controller, self._refit, self._costs = controller, refit, costs
+        self._due, self._limit = self.START, limit
+
+    def settle(self, held: int) -> None:
+        """Before a round, the target's cache holding so many tokens."""
+        if self._due <= held <= self._limit:
+            costs = self._costs()
+            for refit in self._refit:
+                refit(costs)
+            self._due = 2 * held
+
+    def next(self, context: list[int]) -> int:
+        return self._controller.next(context)
+
+    def observe(self, round_: Round) -> None:
+        self._controller.observe(round_)
+
+
 class Fixed:
     """Always the same length."""
 
@@ -127,12 +158,17 @@ class Adaptive:
     rate to start from."""
 
     def __init__(self, costs: RoundCosts, longest: int = 16, prior: float = Acceptance.PRIOR) -> None:
-        self._costs = costs
-        # Choosing is on the clock of every round: what does not change is summed once.
-        self._seconds = [costs.chain(length) for length in range(longest + 1)]
+        self._longest = longest
+        self.refit(costs)
         self.acceptance = Acceptance(prior)
         self._behind = 0
         self._probing = Probing()
+
+    def refit(self, costs: RoundCosts) -> None:
+        """Rounds cost something else from now on."""
+        self._costs = costs
+        # Choosing is on the clock of every round: what does not change is summed once.
+        self._seconds = [costs.chain(length) for length in range(self._longest + 1)]
 
     def next(self, context: list[int]) -> int:
         length, _ = self.best()
@@ -182,6 +218,10 @@ class AdaptiveSource:
 
     def source(self) -> Source:
         return self._source
+
+    def refit(self, costs: RoundCosts) -> None:
+        self._ngram.refit(RoundCosts(costs.target, overhead=costs.overhead))
+        self._model.refit(costs)
 
     def next(self, context: list[int]) -> int:
         self._found = self._find(context, 16)

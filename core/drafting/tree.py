@@ -159,18 +159,22 @@ class AdaptiveShape:
     """Rounds for which a choice stands: to choose among all shapes takes as long as to sample a few tokens."""
 
     def __init__(self, costs: RoundCosts) -> None:
-        self._costs = costs
         self._accepted = [share * self.PRIOR_WEIGHT for share in self.PRIOR]
         self._judged = [self.PRIOR_WEIGHT] * len(self.PRIOR)
         # Sorted, a shape comes after the one it grows from by a level; () is where all begin: a plain step.
         grown = {w[:depth] for w in self.WIDTHS for depth in range(len(w) + 1)}
         self._shapes = sorted(shape for shape in grown if count_nodes(shape) <= MOST_NODES)
-        at = {shape: i for i, shape in enumerate(self._shapes)}
-        self._growth = [(at[s[:-1]], s[-1], costs.tree(s)) for s in self._shapes[1:]]
+        self.refit(costs)
         self._shape: Shape = ()
         self._standing = 0
         self._behind = 0
         self._probing = Probing()
+
+    def refit(self, costs: RoundCosts) -> None:
+        """Rounds cost something else from now on."""
+        self._costs = costs
+        at = {shape: i for i, shape in enumerate(self._shapes)}
+        self._growth = [(at[s[:-1]], s[-1], costs.tree(s)) for s in self._shapes[1:]]
 
     def __call__(self) -> Shape:
         return self._shape or (1,)
@@ -226,4 +230,4 @@ def _build(parts: Parts) -> Built:
     return TreeDrafter(runner, parts.sampling, lambda: shape, limit), Fixed(len(shape))
 
 
-WAYS = {"tree": Way(_build, draft_costs)}
+WAYS = {"tree": Way(_build, draft_costs, rows=MOST_NODES + 1)}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from core.costs import (
     CHAIN,
     CONTEXT,
+    GROWN,
     MEASURED_LENGTHS,
     REPEATS,
     TREES,
@@ -32,6 +33,7 @@ from core.costs import (
     between_jumps,
     by_width,
     time_exit,
+    time_here,
     time_passes,
 )
 from core.costs.rounds import RoundCosts, exit_costs
@@ -74,6 +76,8 @@ class Model:
     exit_layer: int | None = None
     exit_agreement: float | None = None
     """Share of tokens that the measured exit layer's head and the whole model would choose alike."""
+    grown: dict[int, tuple[CostTable, CostTable]] = field(default_factory=dict, repr=False)
+    """A few passes behind a short text and behind a longer one, by the binary digits of its length."""
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     threads: int = ALL_THREADS
     notes: list[str] = field(default_factory=list)
@@ -231,6 +235,16 @@ class Model:
         """The same, measured now."""
         with self.lease() as runner:
             return time_passes(runner, self.short_context(lengths), repeats, lengths)
+
+    def measure_grown(self, runner: AnyRunner) -> tuple[CostTable, CostTable]:
+        """A few passes behind a short text, and behind the one that `runner` holds: measured once for texts of about
+        that length. On a CPU both at the same moment, for it may be slower now than when it was asked first; another
+        runner of captured passes would cost more than that tells."""
+        about = runner.length.bit_length()
+        if about not in self.grown:
+            short = self.measure_costs() if self.pads else self.time_passes(2, GROWN)
+            self.grown[about] = short, time_here(runner)
+        return self.grown[about]
 
     def measure_exit(self, layers: int) -> RoundCosts:
         """What rounds of early exit after so many layers cost; measured once."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, by_width, time_rounds
+from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, by_width, time_rounds, wider
 from core.errors import UserError
 from core.loading.head import Head
 from core.loading.hub import cached
@@ -54,9 +54,19 @@ class Pair:
         if self.head:
             self.head.measure_costs(self.target)
 
-    def measure_costs(self) -> tuple[CostTable, CostTable | None]:
-        """The cost tables of target and draft, as passes stand in a round; measured once, as is how fast the memory is
-        read."""
+    def measure_costs(self, rows: int = MEASURED_LENGTHS[-1]) -> tuple[CostTable, CostTable | None]:
+        """The cost tables of target and draft, as passes stand in a round, up to passes over `rows` tokens; measured
+        once, as is how fast the memory is read."""
+        target, draft = self._measure_rounds()
+        lengths, repeats = wider(target, rows)
+        if lengths and draft is None:
+            self.target.costs = target | self.target.time_passes(repeats, lengths)
+        elif lengths and draft is not None and self.draft is not None:
+            more = self.time_rounds(repeats, lengths)
+            self.target.costs, self.draft.costs = target | more[0], draft | more[1]
+        return self._measure_rounds()
+
+    def _measure_rounds(self) -> tuple[CostTable, CostTable | None]:
         self.target.bandwidth = read_bandwidth(self.target.device, self.target.threads)
         if self.draft is None:
             return self.target.measure_costs(), None

@@ -7,8 +7,10 @@ import pytest
 import torch
 from tiny import VOCABULARY, target_of
 
-from core import costs
+from core import Settings, costs, generate
 from core.costs import (
+    CONTEXT,
+    GROWN,
     MEASURED_LENGTHS,
     REPEATS,
     CostTable,
@@ -16,10 +18,12 @@ from core.costs import (
     by_width,
     median_table,
     time_exit,
+    time_here,
     time_passes,
     time_rounds,
 )
 from core.costs.rounds import RoundCosts, count_nodes
+from core.drafting.length import Adaptive, Growing
 from core.drafting.tree import MOST_NODES, AdaptiveShape
 from core.loading.model import Model
 from core.runners.graph import GraphRunner
@@ -222,3 +226,85 @@ def test_a_model_that_pads_is_measured_up_to_trees(monkeypatch):
     costs = model.measure_costs()
     assert {24, 32} <= set(asked)
     assert all(costs(n) == width_for(n) for n in range(1, 33))
+
+
+class GrowingRunner(FakeRunner):
+    """Each row reads all that is kept."""
+
+    def feed(self, ids, parents=None, *, rows=None):
+        self.machine.now += self.base + len(ids) * self.length / 100
+        self.length += len(ids)
+
+
+def test_passes_behind_a_longer_text_are_measured_where_they_stand(machine):
+    """And the line through their difference is added to what every pass costs, a share of it to the drafter's."""
+    runner = GrowingRunner(machine, 100.0)
+    table = time_passes(runner, CONTEXT, 2, MEASURED_LENGTHS)
+    short = time_passes(GrowingRunner(machine, 100.0), CONTEXT, 2, GROWN)
+    runner.length = 5000
+    here = time_here(runner)
+    assert runner.length == 5000
+    costs = RoundCosts(table, lambda n: 10.0, 10.0).grown(short, here, share=0.5)
+    for n in (1, 4, 9, 17):
+        assert costs.target(n) == pytest.approx(100 + n * 50)
+    assert costs.step == pytest.approx(10 + 0.5 * (50 - 1.28))
+    assert RoundCosts(table).grown(here, short, 1.0).target(9) == table(9), "nothing gets cheaper by a longer text"
+
+
+def test_the_choice_moves_with_the_text(machine):
+    """Checking is nearly free behind a short text and as dear as writing behind a long one: drafts get shorter."""
+    runner = GrowingRunner(machine, 100.0)
+    costs = RoundCosts(time_passes(runner, CONTEXT, 2), lambda n: 5.0)
+    short = time_passes(GrowingRunner(machine, 100.0), CONTEXT, 2, GROWN)
+    asked = []
+
+    def measured():
+        asked.append(runner.length)
+        return costs.grown(short, time_here(runner), 0.0)
+
+    for controller in (Adaptive(costs), AdaptiveShape(costs)):
+        asked.clear()
+        growing = Growing(controller, [controller.refit], measured, limit=50_000)
+        lengths = []
+        for runner.length in (100, 600, 700, 1100, 2300, 20_000, 60_000):
+            growing.settle(runner.length)
+            for _ in range(AdaptiveShape.STANDS + 1):
+                length = growing.next([])
+            lengths.append(length)
+        assert asked == [600, 2300, 20_000]
+        assert lengths[0] >= 3 and lengths[0] == max(lengths) and lengths[-1] <= 1
+
+
+def test_a_long_text_is_measured_once_for_all_its_runs(pair, monkeypatch):
+    """A few passes on the run's own cache, which the text does not show."""
+    monkeypatch.setattr(Growing, "START", 40)
+    target = replace(pair.target, grown={})
+    mine = replace(pair, target=target)
+    settings = Settings(method="draft", max_new_tokens=40, ignore_eos=True, chat="off")
+    prompt = "the quick brown fox " * 8
+    first, again, plain = (
+        generate(mine, prompt, replace(settings, method=method)) for method in ("draft", "draft", "plain")
+    )
+    assert first.token_ids == again.token_ids == plain.token_ids
+    assert list(target.grown) and all(len(tables) == 2 for tables in target.grown.values())
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_trees_are_measured_at_their_size(pair, alone, monkeypatch):
+    """Once one is asked for, and not before."""
+    asked = []
+
+    def timed(repeats=5, lengths=MEASURED_LENGTHS):
+        asked.append(tuple(lengths))
+        table = CostTable({n: 1.0 for n in lengths}, 0.5)
+        return table if alone else (table, table)
+
+    target = replace(pair.target, costs=None)
+    mine = replace(pair, target=target, draft=None if alone else replace(pair.draft, costs=None))
+    monkeypatch.setattr(mine.target if alone else mine, "time_passes" if alone else "time_rounds", timed)
+    mine.measure_costs()
+    assert asked == [MEASURED_LENGTHS]
+    mine.measure_costs(65)
+    mine.measure_costs(25)
+    assert asked[1:] == [(33, 65)]
+    assert {33, 65} <= set(mine.target.costs.seconds)

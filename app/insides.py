@@ -84,11 +84,23 @@ def calling(module: str, function: str, *values: Any) -> str:
 
 def on_load(module: str, *events: str) -> str:
     """For `js_on_load`: hands a component's element, props, trigger and watch to the module's `mount(element, page)`.
+    Where that fails, the pane says so.
 
     `events` are what the module triggers: Gradio offers a listener for those alone whose quoted names stand here.
     """
     said = "".join(f'"{event}" ' for event in events)
-    return f"/* {said}*/ {imported(module)}.then(({{ mount }}) => mount(element, {{ props, trigger, watch }}));"
+    mounted = f"{imported(module)}.then(({{ mount }}) => mount(element, {{ props, trigger, watch }}))"
+    return f"/* {said}*/ {mounted}.catch({NOT_LOADED});"
+
+
+NOT_LOADED = """(error) => {
+  console.error(error);
+  const line = document.createElement("p");
+  line.className = "not-loaded";
+  line.setAttribute("role", "alert");
+  line.textContent = "This part of the page could not be loaded (" + error.message + "). Reload the page.";
+  element.prepend(line);
+}"""
 
 
 def give(component: gr.HTML, **props: Any) -> None:

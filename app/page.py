@@ -71,6 +71,7 @@ SCRIPTS = (
     "compare/compare.js",
     "explain/explain.js",
     "history/history.js",
+    "train/race_it.js",
     "train/train.js",
 )
 """What is mounted on the page."""

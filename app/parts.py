@@ -51,6 +51,11 @@ def stoppable(
     return ended
 
 
+def tell_over(ended: Dependency, name: str) -> None:
+    """Tell the page's scripts that what a press began has ended, whatever became of it (assets/page/runs.js)."""
+    ended.then(None, js=f"() => {{ document.dispatchEvent(new Event('{name}-over')); }}")
+
+
 def status_line(kind: str, *sentences: str) -> str:
     """How something stands, in words."""
     role = "alert" if kind == "error" else "status"

@@ -19,6 +19,15 @@ interface DocumentEventMap {
   "take-away": CustomEvent<{ form: string; number: number } | TakeAwayParts>;
 }
 
+interface DocumentEventMap {
+  /** What a press of a tab's button began has ended. */
+  "race-over": Event;
+  "comparison-over": Event;
+  "training-over": Event;
+  /** Controls that another tab sets, to be run once they stand there. */
+  "run-with": CustomEvent<Record<string, any>>;
+}
+
 interface EventTarget {
   /** Of elements; a document or a window, which can be targets too, has none. */
   closest?<E extends Element = HTMLElement>(selectors: string): E | null;

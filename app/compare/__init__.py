@@ -28,7 +28,7 @@ from app.compare.lanes import (
 from app.compare.many_readers import ManyReaders
 from app.compare.servers import ServerContender
 from app.insides import PRIVATE, QUIET, html_block, scripted
-from app.parts import chooser, run_and_stop, selectors
+from app.parts import chooser, run_and_stop, selectors, tell_over
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
@@ -260,15 +260,15 @@ class Compare:
             self.places += self.many_readers.build(visit, kind, [count, *chosen_values])
         _follow(count, rows)
         kind.change(self._show_prompts, kind, [prompt, chosen], **QUIET)
-        gr.on(
-            [run.click],
+        ended = run.click(
             self.run,
             [prompt, kind, count, visit, *chosen_values],
             [comparison, *plots, use, winner],
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",
             **PRIVATE,
-        ).then(None, js="() => { document.dispatchEvent(new Event('comparison-over')); }")
+        )
+        tell_over(ended, "comparison")
         stop.click(self.stop, None, None, **QUIET)
         use.click(
             lambda found: [*(found[name] for name in TAKEN), gr.Tabs(selected="playground")],

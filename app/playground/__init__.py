@@ -8,9 +8,11 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.events import api
 
 from app.api import takes_settings
-from app.insides import QUIET, html_block
+from app.insides import PRIVATE, QUIET, html_block
+from app.parts import tell_over
 from app.playground.race import queued_race
 from app.serving import Engine
 from app.serving.device import Device
@@ -55,9 +57,16 @@ class Playground:
         self.stops = Stops()
         self.most_new_tokens = most_new_tokens
 
-    @takes_settings(CONTROLS)
-    def run(
-        self, prompt: str, controls: dict[str, Any], visit: Visit | None = None, request: gr.Request | None = None
+    def run(self, prompt: str, visit: Visit, request: gr.Request, *values: Any) -> Iterator[str]:
+        """The page's own way: `values` are those of the sidebar's controls."""
+        runs: list[Run] = []
+        with self.stops.watch(request) as stop:
+            yield from stream(guarded(self._events(prompt, dict(zip(CONTROLS, values)), stop.is_set, runs)))
+            if any(run.rounds for run in runs):
+                visit.shown = visit.add("race", runs).number
+
+    def race(
+        self, prompt: str, controls: dict[str, Any], request: gr.Request | None = None
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """Race speculative against plain decoding of the same target.
 
@@ -73,8 +82,6 @@ class Playground:
             value = ""
             for value in stream(guarded(self._events(prompt, controls, stop.is_set, runs))):
                 yield value, None
-            if visit is not None and any(run.rounds for run in runs):
-                visit.shown = visit.add("race", runs).number
             if runs:
                 yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}
 
@@ -113,18 +120,17 @@ class Playground:
         drafters = {name: {"guesser": each.guesser, "tree": each.tree} for name, each in METHODS.items() if each.drafts}
         method = self.engine.settings.method
         race = token_stream(elem_id="race", label="Events", method=method, drafters=drafters)
-        document = gr.JSON(label="Documents", visible=False)
-        self.finished = gr.on(
-            [run.click],
+        start = {name: controls[name].value for name in CONTROLS}
+        api(takes_settings(CONTROLS, start)(self.race), api_name="run", concurrency_limit=None)
+        self.finished = run.click(
             self.run,
-            [prompt, *(controls[name] for name in CONTROLS), visit],
-            [race, document],
-            api_name="run",
-            show_progress="hidden",
+            [prompt, visit, *(controls[name] for name in CONTROLS)],
+            race,
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",  # "once" would swallow a press that comes while the last value is on its way
+            **PRIVATE,
         )
-        self.finished.then(None, js="() => { document.dispatchEvent(new Event('race-over')); }")
+        tell_over(self.finished, "race")
         stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")
         return prompt, race
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import gradio as gr
 
 from app.assets import asset
 from app.insides import NEWEST, PRIVATE, QUIET, UNCHECKED, html_block, scripted
-from app.parts import status_line
+from app.parts import status_line, tell_over
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
@@ -21,6 +22,7 @@ from app.settings import CONTROLS, NAMED, settings_from
 from app.sidebar import follow_pair
 from app.sidebar.picker import OTHER, reasons_of
 from app.tokens import stream
+from app.tokens.markup import json_text
 from app.train.events import short, training_events
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
@@ -147,12 +149,14 @@ class Train:
 
     def race(self, *values: Any) -> list[Any]:
         """The newest head as the pair's draft, with as many tokens at a time as the promise is for, in the sidebar; and
-        the Playground to race it in."""
+        the Playground, which is to run once the sidebar holds it."""
         settings, kept = self._newest(values)
         length = self._lengths.get(kept.folder, settings.draft_length)
         named = (settings.target or POCKET_NAME, str(kept.folder), settings.revision or "")
         fields = [gr.update(value=text, visible=True) for text in named]
-        return [OTHER, *fields, length, gr.Tabs(selected="playground")]
+        wanted = {"method": "head", "draft_length": length, **dict(zip(NAMED, named))}
+        run = json_text({"id": uuid4().hex, "controls": wanted})
+        return [run, OTHER, *fields, length, gr.Tabs(selected="playground")]
 
     def _newest(self, values: tuple[Any, ...]) -> tuple[Settings, Any]:
         settings = self._settings(values)
@@ -178,24 +182,24 @@ class Train:
                 commands = [_engine(name) for name in ENGINES]
         known = [words, plan[-1], resume, column, kept, *commands]
         for button, work in ((start, self.start), (resume, self.resume)):
-            button.click(
+            ended = button.click(
                 work,
                 [*plan, *sidebar],
                 training,
                 concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
                 **PRIVATE,
-            ).then(self.glance, [*plan, *sidebar], known, **QUIET).then(
-                None, js="() => { document.dispatchEvent(new Event('training-over')); }"
             )
+            tell_over(ended.then(self.glance, [*plan, *sidebar], known, **QUIET), "training")
         stop.click(self.stop, None, None, **QUIET)
         upload.upload(prompts_of_file, upload, plan[2], **PRIVATE)
         triggers = [page.load, tab.select, *(part.change for part in plan)]
         triggers += [controls[name].change for name in ("pair", "target", "draft", "precision")]
         gr.on(triggers, self.glance, [*plan, *sidebar], known, **NEWEST, **UNCHECKED)
         fields = [controls[name] for name in NAMED]
+        wanted = scripted("<span hidden></span>", "train/race_it.js")
         race.click(self.race_method, sidebar, controls["method"], **QUIET).success(
-            self.race, sidebar, [controls["pair"], *fields, controls["draft_length"], tabs], **QUIET
-        ).success(None, js="() => { setTimeout(() => document.querySelector('#run').click(), 150); }")
+            self.race, sidebar, [wanted, controls["pair"], *fields, controls["draft_length"], tabs], **QUIET
+        )
 
     def _choices(self) -> tuple[list[Any], gr.UploadButton, gr.Button, gr.Button, gr.Button]:
         with gr.Row(elem_id="train-row"):

@@ -1,6 +1,7 @@
 /* The comparison: up to four lanes side by side, drawn as the race draws its two, and the table of their figures. */
 
-import { make } from "../page/elements.js";
+import { listen, make } from "../page/elements.js";
+import { Runs } from "../page/runs.js";
 import { LaneView, Lanes } from "../tokens/lanes.js";
 import { connectCard, connectHide } from "../tokens/walk.js";
 import { ServerLane } from "./server_lane.js";
@@ -20,8 +21,6 @@ class Comparison extends Lanes {
     this.whole = root.querySelector(".whole");
     this.steps = root.querySelector(".prompt-steps");
     this.table = new Table(root.querySelector(".table"));
-    this.root.addEventListener("busy", () => this.enableStop());
-    this.enableStop();
     this.axis = root.querySelector(".chart figcaption span").textContent;
     this.clear();
     this.count = Number(root.dataset.count);
@@ -29,12 +28,6 @@ class Comparison extends Lanes {
     for (const [number, { pane }] of Object.entries(this.lanes)) {
       pane.hint(number === "1" ? HINT : "Lane " + number + " writes here.");
     }
-  }
-
-  enableStop() {
-    /** @type {HTMLButtonElement | null} */
-    const stop = document.querySelector("#compare-stop");
-    if (stop) stop.disabled = !this.busy;
   }
 
   addLane(number) {
@@ -171,45 +164,13 @@ class Comparison extends Lanes {
   }
 }
 
-/** Compare, Stop and their keys, while the tab is the one that is shown. */
-function connectButtons(view) {
-  const press = (selector) => document.querySelector(selector)?.click();
-  let sent = 0;
-
-  document.addEventListener("click", (event) => {
-    if (event.target.closest?.("#compare-run")) onRun(event);
-    else if (event.target.closest?.("#compare-stop") && view.busy) view.say("stopping", "Stopping\u2026");
+/** What other parts of the tab ask: a measurement's document, and so many lanes. */
+function connectRest(view) {
+  listen(view.root, "click", (event) => {
     const number = event.target.closest?.("#many-readers [data-save]")?.dataset.save;
     if (number) document.dispatchEvent(new CustomEvent("take-away", { detail: { number: Number(number), form: "json" } }));
-  }, true);
-  document.addEventListener("comparison-over", () => {
-    sent = Math.max(0, sent - 1);
-    if (sent > 0 || !view.busy) return;
-    if (view.status.dataset.kind === "starting") view.say("idle", EMPTY, "");
-    view.done();
   });
-  document.addEventListener("keydown", (event) => {
-    if (event.defaultPrevented || !view.root.checkVisibility()) return;
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      press("#compare-run");
-    } else if (event.key === "Escape") {
-      if (view.card.span) view.card.hide();
-      else if (view.busy) press("#compare-stop");
-    }
-  });
-  document.addEventListener("lane-count", (event) => view.busy || (view.count = event.detail));
-
-  function onRun(event) {
-    if (!view.busy) {
-      sent += 1;
-      view.busy = true;
-      view.say("starting", "Starting\u2026", "");
-      return;
-    }
-    event.stopImmediatePropagation();
-    event.preventDefault();
-  }
+  listen(view.root, "lane-count", (event) => view.busy || (view.count = event.detail));
 }
 
 /** After a set of prompts: which of them the lanes show. */
@@ -225,7 +186,8 @@ export function mount(element, { props, watch }) {
   const view = new Comparison(element.querySelector(".comparison"));
   connectCard(view);
   connectHide(view.root);
-  connectButtons(view);
+  new Runs(view, { name: "comparison", run: ["compare-run"], stop: "compare-stop", idle: EMPTY });
+  connectRest(view);
   connectSteps(view);
   new ResizeObserver(() => view.drawCharts()).observe(view.root.querySelector(".chart"));
   view.root.view = view;

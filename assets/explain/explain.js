@@ -1,5 +1,6 @@
 /* Explain, where it is in sight: a race or a comparison that ends is the newest run, and is shown. */
 
+import { listen } from "../page/elements.js";
 import { openAccordion, openTab } from "../page/gradio.js";
 
 /** What the empty tab's button does: the Playground's Run, to be seen there. */
@@ -18,9 +19,7 @@ document.addEventListener("click", (event) => {
 });
 
 export function mount(element, { trigger }) {
-  for (const over of ["race-over", "comparison-over"]) {
-    document.addEventListener(over, () => {
-      if (element.isConnected && element.offsetParent !== null) trigger("refresh");
-    });
+  for (const over of /** @type {const} */ (["race-over", "comparison-over"])) {
+    listen(element, over, () => element.offsetParent !== null && trigger("refresh"));
   }
 }

@@ -1,6 +1,6 @@
 /* The runs of this visit: a list to sort and choose from, and the chosen ones beside each other. */
 
-import { make } from "../page/elements.js";
+import { listen, make } from "../page/elements.js";
 
 const LARGEST_FILE = 16e6;
 const DASH = "\u2013";
@@ -250,7 +250,7 @@ export function mount(element, { props, trigger, watch }) {
   });
   tools.remove.addEventListener("click", () => trigger("remove", { numbers: [...history.chosen] }));
   tools.clear.addEventListener("click", () => trigger("remove", { numbers: history.rows.map((row) => row.number) }));
-  document.addEventListener("race-over", () => root.isConnected && trigger("refresh"));
+  for (const over of /** @type {const} */ (["race-over", "comparison-over"])) listen(root, over, () => trigger("refresh"));
 
   root.history = history;
   watch("value", () => history.update(props.value));

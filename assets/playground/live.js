@@ -1,6 +1,8 @@
-/* What only the race of this page's own buttons has: Run, Run ×5, Watch it slowly, Stop, their keys, and what was asked
-   for during a run. */
+/* What only the race of this page's own buttons has: Run, Run ×5, Watch it slowly, Stop, and what was asked for during a
+   run. */
 
+import { listen } from "../page/elements.js";
+import { Runs } from "../page/runs.js";
 import { mountRace } from "../tokens/race.js";
 import { connectStanding } from "./standing.js";
 import { connectTour } from "./tour.js";
@@ -8,91 +10,89 @@ import { connectTour } from "./tour.js";
 const REPEATS = 5;
 const NARROW = 820;
 
-function connectButtons(race) {
-  let sent = 0;
-  let asked = 0;
-  let left = 0;
-  let watching = false;
-
-  /** @type {(name: string) => HTMLButtonElement | null} */
-  const button = (name) => document.querySelector("#" + name);
-
-  race.root.addEventListener("busy", () => {
-    document.documentElement.dataset.race = race.root.dataset.state;
-    if (button("stop")) button("stop").disabled = !race.busy;
-    if (race.busy) return;
-    if (race.failed) {
-      left = 0;
-      watching = false;
-    }
-    if (left) setTimeout(() => button("run")?.click(), 0);
-    else if (watching) setTimeout(watch, 0);
-  });
-  document.addEventListener("click", (event) => {
-    const pressed = event.target.closest?.("#run, #run-five, #watch, #stop")?.id;
-    if (pressed === "run") onRun(event);
-    else if (pressed === "run-five") ask(REPEATS);
-    else if (pressed === "watch") watch();
-    else if (pressed === "stop") onStop();
-  }, true);
-  document.addEventListener("race-over", () => {
-    sent = Math.max(0, sent - 1);
-    if (sent > 0 || !race.busy) return;
-    if (race.status.dataset.kind === "starting") race.say("idle", "");
-    race.done();
-  });
-  document.addEventListener("keydown", (event) => {
-    if (!race.root.checkVisibility()) return; // another tab is shown: the keys are its
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      button("run")?.click();
-    } else if (event.key === "Escape" && !event.defaultPrevented) {
-      if (race.busy) button("stop")?.click();
-    }
-  });
-
-  /** So many runs one after the other, after the one that is on. */
-  function ask(times) {
-    asked = left = times;
-    if (!race.busy) button("run")?.click();
-    else {
-      const which = times > 1 ? "your runs start" : "your next run starts";
-      race.say("queued", "Queued: " + which + " when this one ends. Stop cancels all.");
-    }
+/** Races of several runs, one after the other. */
+class Races extends Runs {
+  constructor(race) {
+    super(race, { name: "race", run: ["run"], stop: "stop" });
+    this.asked = this.left = 0;
+    this.watching = false;
+    race.root.addEventListener("busy", () => race.busy || this.next());
+    listen(race.root, "run-with", ({ detail }) => this.runWith(detail));
+    listen(race.root, "settings-changed", ({ detail }) => this.settled(detail));
+    for (const touch of /** @type {const} */ (["pointerdown", "keydown"])) listen(race.root, touch, () => (this.wanted = null), true);
   }
 
-  function onRun(event) {
-    if (race.busy) {
-      event.stopImmediatePropagation();
-      event.preventDefault();
-      return ask(1);
+  click(event) {
+    super.click(event);
+    const pressed = event.target.closest?.("button")?.id;
+    if (pressed === "run-five") this.ask(REPEATS);
+    else if (pressed === "watch") this.watch();
+  }
+
+  /** What was asked for while a run was on. */
+  next() {
+    if (this.view.failed) {
+      this.left = 0;
+      this.watching = false;
     }
-    if (!left) asked = left = 1;
-    left -= 1;
-    sent += 1;
-    race.prefix = asked > 1 ? "Run " + (asked - left) + " of " + asked + ". " : "";
-    race.busy = true;
-    if (innerWidth <= NARROW) race.root.scrollIntoView({ block: "start" });
-    race.say("starting", race.prefix + "Starting\u2026");
+    if (this.left) setTimeout(() => this.press(), 0);
+    else if (this.watching) setTimeout(() => this.watch(), 0);
+  }
+
+  /** So many runs one after the other, after the one that is on. */
+  ask(times) {
+    this.asked = this.left = times;
+    if (!this.view.busy) return this.press();
+    const which = times > 1 ? "your runs start" : "your next run starts";
+    this.view.say("queued", "Queued: " + which + " when this one ends. Stop cancels all.");
+  }
+
+  refused() {
+    this.ask(1);
+  }
+
+  started() {
+    if (!this.left) this.asked = this.left = 1;
+    this.left -= 1;
+    const { view, asked, left } = this;
+    super.started();
+    view.prefix = asked > 1 ? "Run " + (asked - left) + " of " + asked + ". " : "";
+    if (innerWidth <= NARROW) view.root.scrollIntoView({ block: "start" });
+    view.say("starting", view.prefix + "Starting\u2026");
   }
 
   /** The run shown, slowly; where there is none of what is chosen, once it is over. */
-  function watch() {
-    watching = race.busy || !race.replay.length || race.root.hasAttribute("data-past");
-    if (!watching) race.scrubber.watch();
-    else if (!race.busy) button("run")?.click();
+  watch() {
+    const { view } = this;
+    this.watching = view.busy || !view.replay.length || view.root.hasAttribute("data-past");
+    if (!this.watching) view.scrubber.watch();
+    else if (!view.busy) this.press();
   }
 
-  function onStop() {
-    left = 0;
-    watching = false;
-    if (race.busy) race.say("stopping", "Stopping\u2026");
+  stopped() {
+    this.left = 0;
+    this.watching = false;
+    super.stopped();
+  }
+
+  /** Run once the controls are as another tab sets them just now; not where somebody does something else first. */
+  runWith(controls) {
+    this.wanted = controls;
+    this.settled(this.set ?? {});
+  }
+
+  settled(set) {
+    this.set = set;
+    const wanted = Object.entries(this.wanted ?? {});
+    if (!wanted.length || wanted.some(([name, value]) => String(set[name] ?? "") !== String(value ?? ""))) return;
+    this.wanted = null;
+    this.press();
   }
 }
 
 export function mount(element, page) {
   const race = mountRace(element, page);
-  connectButtons(race);
+  new Races(race);
   connectStanding(race, page.props);
   connectTour(race, page.props);
 }

@@ -1,5 +1,7 @@
 /* What the panes show beside what is chosen: whose run it is where that is another, and before the first what Run does. */
 
+import { listen } from "../page/elements.js";
+
 /** Before the first run: what will run; `drafter` says who guesses, and whether in a tree. */
 function promise(drafter) {
   if (!drafter) return "Press Run: the target writes alone, a token for each of its passes. Speculation is off.";
@@ -56,7 +58,7 @@ export function connectStanding(race, { method, drafters }) {
     label.textContent = "";
     draw();
   });
-  document.addEventListener("settings-changed", ({ detail }) => {
+  listen(root, "settings-changed", ({ detail }) => {
     chosen = detail;
     draw();
   });

@@ -1,6 +1,7 @@
 /* Settings in the address, and the one way by which a text of this page becomes a file or goes to the clipboard. */
 
 import { copyText, saveText } from "../page/hand_over.js";
+import { listen } from "../page/elements.js";
 
 const LONGEST_PROMPT = 2000;
 const KEPT = "speculative-decoding-settings";
@@ -105,7 +106,7 @@ function connectMenu(root, bar) {
       bar.take(form);
     } else if (event.target.closest?.(".notice button")) bar.say("");
   });
-  document.addEventListener("click", (event) => {
+  listen(root, "click", (event) => {
     if (!menu.contains(event.target)) menu.open = false;
   });
   root.addEventListener("keydown", (event) => {
@@ -121,9 +122,9 @@ export function mount(element, { props, trigger, watch }) {
   const root = element.querySelector(".take-away");
   const bar = new TakeAway(root, props, trigger);
   connectMenu(root, bar);
-  document.addEventListener("settings-changed", ({ detail }) => bar.follow(detail));
+  listen(root, "settings-changed", ({ detail }) => bar.follow(detail));
   /** Others ask for an entry of the visit in a form, or bring a text to copy or a file to save, and what to say then. */
-  document.addEventListener("take-away", ({ detail }) => ("form" in detail ? bar.take(detail.form, detail.number) : bar.deliver(detail)));
+  listen(root, "take-away", ({ detail }) => ("form" in detail ? bar.take(detail.form, detail.number) : bar.deliver(detail)));
   watch("value", () => bar.update(props.value));
   bar.update(props.value);
 }

@@ -93,6 +93,11 @@ export class Lanes {
     this.root.dispatchEvent(new Event("busy"));
   }
 
+  /** What kind of thing was said last. */
+  get kind() {
+    return this.status.dataset.kind;
+  }
+
   /** `why` null: what was said beside stays. */
   say(kind, text, why = "") {
     this.status.dataset.kind = kind;

@@ -1,5 +1,6 @@
 /* The race: the speculative lane and the plain one, each event of the growing value drawn once. */
 
+import { listen } from "../page/elements.js";
 import { copyText } from "../page/hand_over.js";
 import { Inspector } from "./inspector.js";
 import { LaneView, Lanes } from "./lanes.js";
@@ -170,7 +171,7 @@ function connectTools(race) {
 
 /** Escape closes what is open, the topmost first; who listens later sees that it was used. */
 function connectEscape(race) {
-  document.addEventListener("keydown", (event) => {
+  listen(race.root, "keydown", (event) => {
     if (event.key !== "Escape" || event.defaultPrevented || !race.root.offsetParent) return;
     if (race.card.span) race.card.hide();
     else if (race.inspector.span) race.inspector.close();

@@ -1,6 +1,8 @@
 /* Ways through the tokens of panes: hover, focus and arrow keys lead to a token's card; struck ones can be hidden.
    A view has a root, lanes by name (lanes.js) and a card. */
 
+import { listen } from "../page/elements.js";
+
 /** The text under the pointer stands still meanwhile. */
 export function connectCard(view) {
   const { root, card } = view;
@@ -21,7 +23,7 @@ export function connectCard(view) {
   root.addEventListener("pointerdown", (event) => token(event) && paneOf(token(event)).entry(token(event)));
   root.addEventListener("focusin", (event) => token(event) && show(token(event)));
   root.addEventListener("focusout", () => card.hide());
-  document.addEventListener("scroll", () => card.follow(document.documentElement), { passive: true });
+  listen(root, "scroll", () => card.follow(document.documentElement), { passive: true });
   root.addEventListener("keydown", (event) => {
     const span = token(event);
     if (!span || !/^(Arrow|Home$|End$)/.test(event.key) || event.ctrlKey || event.metaKey) return;

@@ -2,6 +2,7 @@
 
 import { level, LineChart, pushedApart } from "../page/chart.js";
 import { shape } from "../page/elements.js";
+import { Runs } from "../page/runs.js";
 import { Card } from "../tokens/card.js";
 import { LaneView } from "../tokens/lanes.js";
 import { EventReader } from "../tokens/reader.js";
@@ -139,7 +140,6 @@ class Training {
     }));
     this.card = new Card(root.querySelector(".card"));
     this.reader = new EventReader(this);
-    this.enableStop();
     this.say("idle", EMPTY);
   }
 
@@ -149,18 +149,18 @@ class Training {
 
   set busy(busy) {
     this.root.dataset.state = busy ? "busy" : "idle";
-    document.documentElement.dataset.training = this.root.dataset.state;
-    this.enableStop();
+    this.root.dispatchEvent(new Event("busy"));
   }
 
-  enableStop() {
-    /** @type {HTMLButtonElement | null} */
-    const stop = document.querySelector("#train-stop");
-    if (stop) stop.disabled = !this.busy;
+  get kind() {
+    return this.status.dataset.kind;
+  }
+
+  done() {
+    this.busy = false;
   }
 
   say(kind, text) {
-    this.kind = kind;
     this.status.dataset.kind = kind;
     this.status.setAttribute("role", kind === "error" ? "alert" : "status");
     this.status.querySelector(".status-text").textContent = text;
@@ -211,7 +211,7 @@ class Training {
     else if (event.e === "sample") this.sample(event);
     else if (event.e === "over") this.over(event);
     else if (event.e === "error") this.say("error", event.text);
-    else if (event.e === "done") this.busy = false;
+    else if (event.e === "done") this.done();
   }
 
   standing({ doing, seconds, left, share, writing, texts, written, seen, loss }) {
@@ -255,39 +255,11 @@ class Training {
   }
 }
 
-/** Start, Resume, Stop and their keys, while the tab is the one that is shown. */
-function connectButtons(view) {
-  document.addEventListener("click", (event) => {
-    if (event.target.closest?.("#train-start, #train-resume")) onStart(event);
-    else if (event.target.closest?.("#train-stop") && view.busy) view.say("stopping", "Stopping\u2026");
-  }, true);
-  document.addEventListener("training-over", () => {
-    if (!view.busy) return;
-    if (view.kind === "starting") view.say("idle", EMPTY);
-    view.busy = false;
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.defaultPrevented || !view.root.checkVisibility()) return;
-    if (view.card.span) view.card.hide();
-    else if (view.busy) document.querySelector("#train-stop")?.click();
-  });
-
-  function onStart(event) {
-    if (!view.busy) {
-      view.busy = true;
-      view.say("starting", "Starting\u2026");
-      return;
-    }
-    event.stopImmediatePropagation();
-    event.preventDefault();
-  }
-}
-
 export function mount(element, { props, watch }) {
   const view = new Training(element.querySelector(".training"));
   connectCard(view);
   connectHide(view.root);
-  connectButtons(view);
+  new Runs(view, { name: "training", run: ["train-start", "train-resume"], stop: "train-stop", keys: false, idle: EMPTY });
   new ResizeObserver(() => view.drawCharts()).observe(view.root.querySelector(".chart"));
   view.root.view = view;
   watch("value", () => view.update(props.value));

@@ -91,3 +91,10 @@ def test_agents_are_not_offered_what_only_a_program_can_read() -> None:
     leave_to_programs(made)
     assert not {"/run", "/stop"} & set(made.get_api_info()["named_endpoints"])
     assert "/generate" in made.get_api_info()["named_endpoints"]
+
+
+def test_a_race_goes_to_its_page_once(page: Any) -> None:
+    """What the race component draws holds the whole documents: no other component gets them, too."""
+    (race,) = (block for block in page.blocks.values() if block.elem_id == "race")
+    (run,) = (each for each in page.fns.values() if race in each.outputs and each.name == "run")
+    assert run.outputs == [race]

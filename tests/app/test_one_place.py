@@ -17,7 +17,6 @@ from fakes import FakeEngine
 
 from app.history.run_file import SettingsFile
 from app.page import build
-from app.playground import Playground
 from app.playground.take_away import read_link
 from app.serving.device import Device
 from app.settings import CONTROLS, settings_from, start_of
@@ -104,8 +103,8 @@ def test_programs_can_set_it(page: gr.Blocks, endpoint: str) -> None:
         assert parameters[name]["parameter_has_default"], name
 
 
-def test_programs_are_told_what_it_does() -> None:
-    doc = inspect.getdoc(Playground.run) or ""
+def test_programs_are_told_what_it_does(page: gr.Blocks) -> None:
+    doc = next(inspect.getdoc(each.fn) or "" for each in page.fns.values() if each.api_name == "run")
     assert all(f"{name}: {SPECS[name].help}" in doc for name in CONTROLS)
 
 

@@ -15,7 +15,7 @@ from app.serving import Engine, Offer
 from app.serving.device import Device, in_background
 from app.serving.turns import guarded, with_pair
 from app.serving.visit import Visit
-from app.settings import CONTROLS, PAIR_CONTROLS, settings_from
+from app.settings import settings_from
 from app.sidebar.card import card_html, facts, trouble_html
 from app.sidebar.picker import OTHER, Picker, choices, measured_acceptance, reasons_of
 from core.drafting.methods import HEAD, MTP
@@ -64,16 +64,6 @@ def test_chat_and_draft_precision_reach_the_settings():
 def test_what_cannot_be_is_one_sentence(name, value):
     with pytest.raises(UserError, match=r"\.$"):
         settings_from(STARTED, **{**BASE, name: value})
-
-
-def test_every_control_has_a_place_in_the_sidebar_and_the_api():
-    import inspect
-
-    from app.playground import Playground
-
-    assert set(PAIR_CONTROLS) <= set(CONTROLS)
-    taken = [name for name in inspect.signature(Playground.run).parameters if name in CONTROLS]
-    assert tuple(taken) == CONTROLS
 
 
 def test_the_list_begins_with_the_pair_of_the_start():

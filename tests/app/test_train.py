@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -115,7 +116,9 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     folder = str(engine.heads / "pocket")
     assert "Resume: goes on" in words and resume["interactive"] and below["visible"]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
-    _, target, draft, _, length, _ = train.race()
+    run, _, target, draft, _, length, _ = train.race()
+    wanted = {"method": "head", "draft_length": 2, "target": "pocket", "draft": folder, "revision": ""}
+    assert json.loads(run)["controls"] == wanted
     assert length == 2  # what the last look found best
     method = train.race_method()
     assert (target["value"], draft["value"], method["value"]) == ("pocket", folder, "head")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import run_to_end, set_number, status, wait_idle
+from driving import open_tab, run_to_end, set_number, status, wait_idle
+
+from app.assets import address
 
 STRUCK = '#speculative-stream [data-outcome="rejected"], #speculative-stream [data-outcome="ignored"]'
 FOCUSED = "document.activeElement.closest('.t')?.textContent ?? null"
@@ -320,3 +322,40 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
     for n in (struck.count() - 2, struck.count() - 1):
         struck.nth(n).tap()
         assert struck.nth(n).evaluate("token => token.classList.contains('chosen')")
+
+
+def test_a_pane_whose_script_does_not_come_says_so(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(scripted[1], cold=True)
+    page.route("**/train/train.js", lambda route: route.abort())
+    page.reload()
+    page.wait_for_function("document.querySelector('.race')?.race")
+    open_tab(page, "train")
+    page.wait_for_selector("#training .not-loaded")
+    assert "Reload the page" in page.inner_text("#training .not-loaded")
+    open_tab(page, "playground")
+    run_to_end(page)
+
+
+LISTENERS = """() => {
+    const { addEventListener, removeEventListener } = Document.prototype;
+    window.heard = 0;
+    document.addEventListener = (...given) => (window.heard += 1, addEventListener.apply(document, given));
+    document.removeEventListener = (...given) => (window.heard -= 1, removeEventListener.apply(document, given));
+}"""
+MOUNTED_AND_GONE = """async modules => {
+    const { Runs } = await import(new URL(modules[0], document.baseURI));
+    for (let times = 0; times < 3; times += 1) {
+        const root = document.createElement("div");
+        document.body.append(root);
+        new Runs({ root, busy: false, card: {} }, { name: "gone", run: ["a"], stop: "b" });
+        root.remove();
+    }
+    const added = window.heard;
+    for (const type of ["click", "keydown", "gone-over"]) document.dispatchEvent(new Event(type));
+    return [added, window.heard];
+}"""
+
+
+def test_nothing_is_heard_for_what_is_gone(page: Any) -> None:
+    page.evaluate(LISTENERS)
+    assert page.evaluate(MOUNTED_AND_GONE, [address("page/runs.js")]) == [9, 0]

@@ -21,6 +21,7 @@ from fakes import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.api import STARTING
 from app.history.run_file import read_run_file
 from app.page import build
 from app.playground import Playground
@@ -65,11 +66,7 @@ SENSIBLE = st.one_of(
     st.floats(0, 2),
     st.sampled_from(["2", "2x2", "0.5", "pocket"]),
 )
-DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(Playground.run).parameters.items()
-    if name in CONTROLS
-}
+DEFAULTS = STARTING
 CHANGES = st.dictionaries(st.sampled_from(CONTROLS), st.one_of(ANYTHING, SENSIBLE), max_size=len(CONTROLS))
 
 
@@ -103,7 +100,7 @@ def test_runs(playground: Playground) -> None:
     def run(prompt: Any, changes: dict[str, Any]) -> None:
         reader = Reader()
         events: list[dict[str, Any]] = []
-        for value, document in playground.run(prompt, **{**DEFAULTS, "max_new_tokens": 6, **changes}):
+        for value, document in playground.race(prompt, {**DEFAULTS, "max_new_tokens": 6, **changes}):
             events += reader.read(value)
             json.dumps(document, allow_nan=False)
         assert events[-1] == {"e": "done"}
@@ -118,7 +115,7 @@ def test_runs(playground: Playground) -> None:
 
 
 def test_a_prompt_of_a_megabyte(playground: Playground) -> None:
-    *_, (_, document) = playground.run("x" * 1_000_000, **{**DEFAULTS, "max_new_tokens": 4})
+    *_, (_, document) = playground.race("x" * 1_000_000, {**DEFAULTS, "max_new_tokens": 4})
     assert document is not None
     assert len(document["runs"][0]["prompt"]) == 1_000_000
 
@@ -133,7 +130,7 @@ def test_prompts_through_a_real_tokenizer_and_pair(saved_pair: tuple[Path, Path]
     @given(st.one_of(st.text(min_size=1, max_size=40), st.text(st.characters(), min_size=1, max_size=20)))
     def run(prompt: str) -> None:
         reader = Reader()
-        events = [event for value, _ in playground.run(prompt, **options) for event in reader.read(value)]
+        events = [event for value, _ in playground.race(prompt, options) for event in reader.read(value)]
         found = [event["text"] for event in events if event["e"] == "error"]
         assert OUR_FAULT not in found
         assert found or events[-2]["e"] == "verdict"

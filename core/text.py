@@ -130,6 +130,17 @@ def encode_prompt(target: Model, prompt: str, settings: Settings) -> list[int]:
     return ids
 
 
+def known_ids(target: Model, ids: list[int]) -> list[int]:
+    """Ids that did not come from the target's own tokenizer, before any model is fed one: on a GPU one past the
+    vocabulary ends the process. Raises UserError for such."""
+    if unknown := next((token for token in ids if not 0 <= token < target.vocab_size), None):
+        raise UserError(
+            f"This document is not of {target.name}: it holds the token {unknown:,}, and the vocabulary ends at "
+            f"{target.vocab_size - 1:,}. Choose the pair it was made with, or run its prompt again."
+        )
+    return ids
+
+
 def encode_chat(tokenizer: Any, name: str, prompt: str, system: str | None = None) -> list[int]:
     """The ids of a conversation that waits for the answer to `prompt`. Special tokens of the template are tokens;
     what looks like one in the person's own text stays text."""

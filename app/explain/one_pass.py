@@ -21,6 +21,8 @@ SHOWN_COLUMNS = 5
 """How many of the cached tokens get a column of their own."""
 MOST_ROWS = 40
 """Rows drawn at most; a tree may have more."""
+MOST_SLOTS = 64
+"""Of a cache, so many tokens are drawn at most."""
 
 
 def mask_figure(run: Run, trace: RoundTrace, window: int = 0) -> str:
@@ -129,20 +131,24 @@ def triangle(cached: int, fed: int) -> str:
 
 
 def cache_bars(before: int, fullest: int, after: int, what: str) -> str:
-    """One cache before, during and after a round; only the end of a long one is drawn."""
+    """One cache before, during and after a round; only the end of a long one is drawn, and of a large draft the
+    beginning."""
     start = max(0, before - 12)
-    span = max(1, fullest - start)
+    end = min(fullest, start + MOST_SLOTS)
+    span = max(1, end - start)
 
     def bar(length: int, kind: str) -> str:
         cells = "".join(
             f'<i class="{"old" if at < before else "new" if at < after or kind != "after" else "gone"}"></i>'
-            for at in range(start, length)
+            for at in range(start, min(length, end))
         )
-        gone = "".join('<i class="gone"></i>' for _ in range(length, fullest)) if kind == "after" else ""
+        gone = '<i class="gone"></i>' * max(0, end - length) if kind == "after" else ""
         return f'<span class="slots" style="--span:{span}">{cells}{gone}</span>'
 
+    before_it = "… " if start else ""
     rows = "".join(
-        f"<tr><th scope='row'>{word}</th><td>{length:,}</td><td>{'… ' if start else ''}{bar(length, kind)}</td></tr>"
+        f"<tr><th scope='row'>{word}</th><td>{length:,}</td>"
+        f"<td>{before_it}{bar(length, kind)}{' …' if length > end else ''}</td></tr>"
         for word, length, kind in (("before", before, "before"), ("fed", fullest, "fed"), ("after", after, "after"))
     )
     return f'<table class="cache"><caption>{what}</caption><tbody>{rows}</tbody></table>'

@@ -24,6 +24,7 @@ LONGEST_FILE = 16_000_000
 """Characters; a race of two lanes with 4,096 tokens each takes about six million."""
 MOST_RUNS = 256
 MOST_ROUNDS = 20_000
+MOST_DRAFTED = 1024
 BOM = b"\xef\xbb\xbf"
 
 DraftedOutcome = Literal["accepted", "rejected", "ignored"]
@@ -54,7 +55,7 @@ class DraftedFile(Part):
     outcome: DraftedOutcome
     p: Chance | None
     q: Chance | None
-    parent: Annotated[int, Field(ge=0, le=1024)] | None
+    parent: Annotated[int, Field(ge=0, le=MOST_DRAFTED)] | None
     draw: Annotated[float, Field(ge=0, le=1)] | None
     top_target: Tops | None = None
     top_draft: Tops | None = None
@@ -74,14 +75,14 @@ class CacheFile(Part):
 
 class RoundFile(Part):
     index: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
-    drafted: Annotated[list[DraftedFile], Field(max_length=1024)]
+    drafted: Annotated[list[DraftedFile], Field(max_length=MOST_DRAFTED)]
     emitted: EmittedFile | None
     draft_seconds: Seconds
     verify_seconds: Seconds
     other_seconds: Seconds
     target_cache: CacheFile | None = None
     draft_cache: CacheFile | None = None
-    draft_length: Annotated[int, Field(ge=0, le=1024)] | None = None
+    draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFTED)] | None = None
     tree: Annotated[str, Field(max_length=100)] | None = None
     source: Literal["ngram", "model"] | None = None
 
@@ -91,6 +92,15 @@ class RoundFile(Part):
             if token.parent is not None and token.parent >= place:
                 raise ValueError(f"a drafted token of round {self.index} continues one that comes after it")
         return self
+
+    def caches_fit(self, written: int) -> None:
+        """A cache holds the text written by then, and at its fullest what was drafted on top; the target's is fed the
+        newest token and the draft. ValueError where one holds more."""
+        target, draft = self.target_cache, self.draft_cache
+        if target and not target.before < target.fullest <= written + len(self.drafted):
+            raise ValueError(f"the target's cache in round {self.index} is not that of its text and its draft")
+        if draft and draft.fullest > written + MOST_DRAFTED:
+            raise ValueError(f"the draft's cache in round {self.index} holds more than its text and its draft")
 
     def kept(self) -> list[DraftedFile | EmittedFile]:
         accepted = [token for token in self.drafted if token.outcome == "accepted"]
@@ -138,7 +148,7 @@ class GeometryFile(BaseModel):
 class DrafterFile(Part):
     """What `core.lanes.describe_drafter` tells."""
 
-    exit_layer: Annotated[int, Field(ge=1, le=1024)] | None
+    exit_layer: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None
     translated: bool
 
 
@@ -223,6 +233,10 @@ class RunFile(Part):
             raise ValueError("its token_ids are not the accepted and emitted tokens of its rounds")
         if [round_.index for round_ in self.rounds] != list(range(len(self.rounds))):
             raise ValueError("its rounds are not numbered 0, 1, 2 …")
+        written = len(self.prompt_ids)
+        for round_ in self.rounds:
+            round_.caches_fit(written)
+            written += len(round_.kept())
         if not _made_of(self.text, [token.text for token in kept]):
             raise ValueError("its text is not that of its tokens")
         return self

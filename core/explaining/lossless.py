@@ -28,7 +28,7 @@ from core.progress import Stop, never
 from core.records import Divergence, Run, Settings, first_divergence
 from core.runners import Runner, prefill
 from core.sampling import Sampling, Uniforms
-from core.text import encode_prompt
+from core.text import encode_prompt, known_ids
 
 LEAST_EXPECTED = 5.0
 """A cell expected less often than this is pooled with others: the χ² approximation needs it."""
@@ -140,9 +140,9 @@ def check_law(
         raise UserError("Greedy decoding draws nothing; choose a temperature above 0 to check the law.")
     if settings.method == "plain":
         raise UserError(NOTHING_TO_CHECK)
-    prompt_ids = run.prompt_ids if run else encode_prompt(pair.target, prompt, settings)
+    prompt_ids = known_ids(pair.target, run.prompt_ids) if run else encode_prompt(pair.target, prompt, settings)
     check_settings(pair.target, prompt_ids, replace(settings, max_new_tokens=SHORTEST_ROOM))
-    output = run.token_ids if run else []
+    output = known_ids(pair.target, run.token_ids) if run else []
     text = (prompt_ids + output)[: pair.target.context_length - SHORTEST_ROOM]
     with ExitStack() as resources:
         target = resources.enter_context(pair.target.lease())

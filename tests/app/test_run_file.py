@@ -118,6 +118,9 @@ BAD = [
     (changed(*FIRST, "emitted", to=None), "token_ids are not"),
     (changed(*RUN, "token_ids", to=[]), "token_ids are not"),
     (changed(*RUN, "text", to="something else"), "text is not that of its tokens"),
+    (changed(*FIRST, "target_cache", to={"before": 0, "fullest": 10**12, "after": 0}), "target's cache in round 0"),
+    (changed(*FIRST, "target_cache", to={"before": 0, "fullest": 0, "after": 0}), "target's cache in round 0"),
+    (changed(*FIRST, "draft_cache", to={"before": 0, "fullest": 2**53, "after": 0}), "draft's cache in round 0"),
 ]
 
 

@@ -24,7 +24,7 @@ from core.explaining.lossless import (
     two_token_law,
 )
 from core.lanes import open_lane
-from core.records import Settings
+from core.records import Run, Settings
 from core.sampling import Sampling, Uniforms
 
 SAMPLING = Sampling(temperature=0.9, top_k=4)
@@ -188,6 +188,17 @@ def test_a_greedy_difference_is_told_with_its_place_and_gap(pair, monkeypatch):
     assert number == 0
     assert divergence.logit_gap is not None and divergence.logit_gap > 0
     assert found.tokens == divergence.position
+
+
+@pytest.mark.parametrize("where", ["prompt_ids", "token_ids"])
+def test_ids_that_are_not_the_targets_never_reach_a_model(pair, where, monkeypatch):
+    """A document may hold any: past the vocabulary they end a process that computes on a GPU."""
+    settings = Settings(temperature=1.5, draft_length=2)
+    run = Run(settings, {}, "the quick", [1, 2, 3], [4, 5])
+    getattr(run, where)[-1] = pair.target.vocab_size
+    monkeypatch.setattr(pair.target, "lease", None)
+    with pytest.raises(UserError, match=f"holds the token {pair.target.vocab_size:,}"):
+        list(check_law(pair, run, "", settings, 50))
 
 
 def test_what_cannot_be_checked_is_a_sentence(pair):

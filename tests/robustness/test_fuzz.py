@@ -10,6 +10,8 @@ import inspect
 import json
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,3 +225,11 @@ def test_endpoints(name: str) -> None:
         assert sentence is None or (is_sentence(sentence) and sentence != OUR_FAULT)
 
     attempt()
+
+
+def test_opened_files_are_shown_within_memory_and_time() -> None:
+    """In a process whose memory is bounded; `python tests/robustness/fuzz_documents.py` tries ten thousand."""
+    program = Path(__file__).with_name("fuzz_documents.py")
+    words = [sys.executable, str(program), "--cases", "200"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr

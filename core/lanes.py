@@ -217,6 +217,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "origin": model.origin,
         "chat": bool(getattr(model.tokenizer, "chat_template", None)),
         "runner": model.runner_kind,
+        "exact_rows": model.exact_rows,
         "layers": model.layers,
         "parameters": model.parameter_count(),
         "weight_bytes": model.weight_bytes(),

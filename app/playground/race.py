@@ -18,6 +18,7 @@ from app.serving import Engine
 from app.serving.device import Device
 from app.serving.turns import Event, Stop, fetching, with_device, with_pair
 from app.tokens.markup import plural
+from core.measuring.deciding import speedup_range
 from core.records import Divergence, Metrics, Run, Settings, first_divergence, repeats_itself, summarise
 
 
@@ -103,16 +104,20 @@ def verdict_event(runs: list[Run]) -> Event:
     divergence = first_divergence(plain, speculative) if greedy else None
     found = verdict(speculative, plain, divergence)
     why = inactive(speculative) or why_slower(speculative, plain) or why_easy(speculative)
-    return {"e": "verdict", "kind": found.kind, "text": found.text, "why": why}
+    said = {"kind": found.kind, "text": found.text, "why": why, "more": found.more}
+    return {"e": "verdict", **said, "range": list(speedup_range(speculative, plain))}
 
 
-Kind = Literal["identical", "diverged", "chance", "stopped", "inactive"]
+Kind = Literal["identical", "diverged", "wrong", "chance", "stopped", "inactive"]
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """`more`: what is said to who asks why."""
+
     kind: Kind
     text: str
+    more: str = ""
 
 
 def verdict(speculative: Run, plain: Run, divergence: Divergence | None) -> Verdict:
@@ -122,11 +127,25 @@ def verdict(speculative: Run, plain: Run, divergence: Divergence | None) -> Verd
     if speculative.settings.temperature > 0:
         return Verdict(
             "chance",
-            "The texts differ because every word is drawn by lot; both lanes draw with the target's own odds.",
+            "Same law, other draws: every token is drawn by lot, in both lanes with the target's own odds.",
         )
+    exact = bool((speculative.environment.get("target") or {}).get("exact_rows"))
     if divergence is None:
-        return Verdict("identical", f"Identical to plain decoding, all {len(speculative.token_ids)} tokens.")
-    return Verdict("diverged", _diverged(divergence))
+        all_ = f"Identical to plain decoding, all {plural(len(speculative.token_ids), 'token')}."
+        return Verdict("identical", "Identical, bit for bit." if exact else all_)
+    if exact:
+        return Verdict(
+            "wrong", f"The texts part at token {divergence.position + 1}, which they must not here.", MUST_NOT
+        )
+    return Verdict("diverged", _diverged(divergence), _why_diverged(divergence))
+
+
+MUST_NOT = (
+    "This target computes every token alike, alone or among others, so both lanes must write the same. Please report "
+    "it, with the run as JSON (Share)."
+)
+TIE = 0.1
+"""Logits that lie no further apart than rounding may move them."""
 
 
 def _stopped(speculative: Run, plain: Run, divergence: Divergence | None) -> str:
@@ -139,18 +158,22 @@ def _stopped(speculative: Run, plain: Run, divergence: Divergence | None) -> str
 
 
 def _diverged(divergence: Divergence) -> str:
-    found = (
-        f"First difference at token {divergence.position + 1}: plain wrote {divergence.first_text!r}, speculative "
-        f"{divergence.second_text!r}."
-    )
-    if divergence.logit_gap is None:
-        return found
-    apart = (
-        f"lie {divergence.logit_gap:.2g} apart" if divergence.logit_gap else "are equal to the last digit it computes"
-    )
-    return found + (
-        f" The target's two best logits {apart} there: a pass over several tokens rounds differently from a pass over "
-        "one."
+    """One quiet line: that the texts part is no fault of the rule."""
+    at, gap = f"Same rule, same law; the texts part at token {divergence.position + 1}", divergence.logit_gap
+    if gap is None:
+        return f"{at}."
+    if gap > TIE:
+        return f"{at}, where the target's two best tokens lie {gap:.2g} apart."
+    return f"{at}, where the target's two best tokens tie{'' if gap else ' to the last digit'}."
+
+
+def _why_diverged(divergence: Divergence) -> str:
+    gap = divergence.logit_gap
+    apart = "" if gap is None else f", whose logits lie {gap:.2g} apart" if gap else ", whose logits are equal"
+    return (
+        f"Plain wrote {divergence.first_text!r}, speculative {divergence.second_text!r}{apart}. A pass over several "
+        "tokens rounds its last digits differently from a pass over one, and that decides a tie. From there on each "
+        "text is one the target would write."
     )
 
 
@@ -164,9 +187,10 @@ def inactive(run: Run) -> str | None:
 
 
 def why_slower(speculative: Run, plain: Run) -> str | None:
-    """The main reason where speculation lost: the one cost whose removal would have gained most. None where it won."""
+    """The main reason where speculation lost: the one cost whose removal would have gained most. None where it won, or
+    where the difference is no larger than the noise."""
     fast, slow = summarise(speculative), summarise(plain)
-    if not fast.rounds or not slow.new_tokens or fast.tokens_per_second >= slow.tokens_per_second:
+    if not fast.rounds or not slow.new_tokens or speedup_range(speculative, plain)[1] >= 1:
         return None
     drafted = sum(len(r.drafted) for r in speculative.rounds)
     if not drafted:

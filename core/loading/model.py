@@ -84,6 +84,8 @@ class Model:
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
     origin: str | None = None
     folder: Path | None = None
+    exact_rows: bool = field(default=False, init=False)
+    """Whether its passes compute each token alike to the last bit, however many they are over."""
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
     _fused: FusedNetwork | StaticNetwork | None = field(default=None, repr=False)

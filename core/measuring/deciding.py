@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 from core.costs import CostTable
@@ -93,6 +93,45 @@ def decide(plain: Speeds, drafting: Mapping[Any, Speeds]) -> Decision:
 def _gain(ours: Speeds, plain: Speeds) -> float:
     quotients = [ours[key] / plain[key] for key in ours if key in plain]
     return median(quotients) if quotients else 0.0
+
+
+BLOCKS = 6
+"""Stretches of a run, at most, whose paces are held against each other."""
+UNTOLD = 0.25
+"""Share of a speed-up that runs of a few passes leave open."""
+FELT = 0.03
+"""Share of a speed-up that nobody feels, and that no single race tells."""
+
+
+def speedup_range(speculative: Run, plain: Run) -> tuple[float, float]:
+    """Between what the speed-up of one race lies, by how unevenly its own passes went: twice the standard error of the
+    two lanes' times. A lane that drafted nothing did the same as the other: 1 lies in between."""
+    fast, slow = summarise(speculative), summarise(plain)
+    if not fast.tokens_per_second or not slow.tokens_per_second:
+        return 1.0, 1.0
+    speedup = fast.tokens_per_second / slow.tokens_per_second
+    open_ = max(FELT, 2 * (_unevenness(speculative) ** 2 + _unevenness(plain) ** 2) ** 0.5)
+    low, high = speedup * (1 - min(open_, 1)), speedup * (1 + open_)
+    if not any(round_.drafted for round_ in speculative.rounds):
+        low, high = min(low, 1.0), max(high, 1.0)
+    return low, high
+
+
+def _unevenness(run: Run) -> float:
+    """Relative standard error of a run's time: of the mean pace of stretches of it, each pass held against the usual
+    one with as many tokens."""
+    count = min(BLOCKS, len(run.rounds) // 2)
+    if count < 2:
+        return UNTOLD / 2
+    alike: dict[int, list[float]] = {}
+    for round_ in run.rounds:
+        alike.setdefault(len(round_.drafted), []).append(round_.seconds)
+    usual = {drafted: median(seconds) for drafted, seconds in alike.items()}
+    paces = [
+        round_.seconds / usual[len(round_.drafted)] if usual[len(round_.drafted)] else 1.0 for round_ in run.rounds
+    ]
+    stretches = [fmean(paces[n * len(paces) // count : (n + 1) * len(paces) // count]) for n in range(count)]
+    return stdev(stretches) / count**0.5 / fmean(stretches)
 
 
 def speeds(runs: Mapping[tuple[int, int], Run]) -> dict[tuple[int, int], float]:

@@ -1,4 +1,7 @@
+import pytest
+
 from app.playground.race import inactive, verdict, why_easy, why_slower
+from core.measuring.deciding import speedup_range
 from core.records import Divergence, Round, Run, Settings, Token
 
 
@@ -26,9 +29,35 @@ def test_greedy_texts_are_identical_or_part_somewhere() -> None:
     assert verdict(fast, slow, None).text == "Identical to plain decoding, all 20 tokens."
     parted = verdict(fast, slow, Divergence(6, "a", "b", 0.0004))
     assert parted.kind == "diverged"
-    assert "token 7" in parted.text
-    assert "'a'" in parted.text
-    assert "0.0004" in parted.text
+    assert parted.text == "Same rule, same law; the texts part at token 7, where the target's two best tokens tie."
+    assert "'a'" in parted.more and "0.0004" in parted.more
+    assert verdict(fast, slow, Divergence(6, "a", "b", 0.0)).text.endswith("tie to the last digit.")
+    assert verdict(fast, slow, Divergence(6, "a", "b", 0.8)).text.endswith("two best tokens lie 0.8 apart.")
+
+
+def test_where_rows_are_exact_a_difference_is_an_alarm_and_none_is_bit_for_bit() -> None:
+    fast, slow = speculative_run(3, 4, 0.001, 0.010), plain_run()
+    fast.environment["target"] = {"exact_rows": True}
+    assert verdict(fast, slow, None).text == "Identical, bit for bit."
+    assert verdict(fast, slow, Divergence(6, "a", "b", 0.0)).kind == "wrong"
+
+
+def test_a_speed_up_is_told_with_what_its_own_passes_leave_open() -> None:
+    fast, slow = speculative_run(3, 4, 0.001, 0.010), plain_run(40)
+    low, high = speedup_range(fast, slow)
+    speedup = 4 * 0.010 / 0.011
+    assert (low, high) == pytest.approx((speedup * 0.97, speedup * 1.03)), "even passes: what nobody feels"
+    for round_ in slow.rounds[:20]:
+        round_.verify_seconds = 0.020
+    assert speedup_range(fast, slow)[1] / speedup_range(fast, slow)[0] > 1.3, "another program ran beside"
+
+
+def test_a_difference_within_the_noise_is_not_explained() -> None:
+    slow = plain_run(40)
+    nearly = speculative_run(0, 1, 0.0, 0.0102)
+    assert speedup_range(nearly, slow)[1] > 1 and why_slower(nearly, slow) is None
+    silent = speculative_run(0, 0, 0.0, 0.008)
+    assert speedup_range(silent, slow)[0] <= 1, "what drafted nothing is not faster"
 
 
 def test_sampled_texts_differ_by_chance() -> None:

@@ -18,13 +18,14 @@ with suppress(ImportError):
 
 def main() -> int:
     from app.serving.first_screen import first_screen
-    from app.serving.starting import leave_garbage, serve
-    from app.settings import read_arguments, unmet
+    from app.serving.starting import leave_garbage, own_uploads, serve
+    from app.settings import read_arguments, unguarded, unmet
     from core.errors import UserError
     from core.progress import console
 
     chosen = read_arguments()
     leave_garbage()
+    own_uploads()
     try:
         with first_screen(chosen.host, chosen.port, console()) as (tell, port):
             page, device, pair = prepare(chosen, tell)
@@ -47,6 +48,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("Stopped before the page was ready.", file=sys.stderr)
         return 130
+    if warning := unguarded(chosen):
+        print(warning, file=sys.stderr, flush=True)
     for trouble in unmet(chosen, shared, without_tools(page)):
         print(trouble, file=sys.stderr, flush=True)
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)

@@ -90,6 +90,13 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--public", action="store_true", help="limits for strangers: the catalogue's pairs, shorter runs"
     )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a running server of yours, which is sent the key in PLAYGROUND_SERVER_KEY; again for more",
+    )
     parser.add_argument("--mcp", action="store_true", help="offer the page's functions as MCP tools")
     chosen = parser.parse_args(words)
     try:
@@ -99,11 +106,28 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.exit(2, f"{error}\n")
     chosen.public = chosen.public or (chosen.share and chosen.auth is None)  # an address of that kind is anyone's
     chosen.public = chosen.public or bool(os.environ.get("SPACE_ID"))  # so is a Space's
+    if chosen.server:
+        from core.servers import name_servers
+
+        try:
+            name_servers(chosen.server)
+        except UserError as error:
+            parser.exit(2, f"{error}\n")
     if chosen.draft and not chosen.target:
         parser.exit(2, "--draft needs --target: name the model that it is to draft for.\n")
     if chosen.mcp and find_spec("mcp") is None:
         parser.exit(2, "--mcp needs one more package: pip install 'gradio[mcp]'\n")
     return chosen
+
+
+def unguarded(chosen: argparse.Namespace) -> str | None:
+    """What it means that others reach the page with everything its owner may do."""
+    if chosen.public or chosen.auth or chosen.host in ("127.0.0.1", "localhost", "::1"):
+        return None
+    return (
+        f"Whoever reaches {chosen.host} may load any model, train, and connect this machine to servers: add --auth "
+        "USER:PASSWORD, or --public for strangers."
+    )
 
 
 def unmet(chosen: argparse.Namespace, shared: str | None, mcp_error: str | None) -> Iterator[str]:

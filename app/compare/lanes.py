@@ -37,8 +37,8 @@ ADDRESS = (
     (
         "server",
         "Address",
-        "Where a running server answers: vLLM, SGLang, llama.cpp or another that speaks as OpenAI's does. A key for it "
-        "is read from PLAYGROUND_SERVER_KEY, where the page was started.",
+        "Where a running server answers: vLLM, SGLang, llama.cpp or another that speaks as OpenAI's does. The key in "
+        "PLAYGROUND_SERVER_KEY goes to those that --server named where the page was started, and to no others.",
         "http://127.0.0.1:8000",
     ),
     ("model", "Model", "Which of the server's models; the first where it is left empty.", "its first model"),

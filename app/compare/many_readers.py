@@ -78,7 +78,7 @@ class ManyReaders:
         kept = [gr.skip()] * PLOTS
         found: Load | None = None
         with self.stops.watch(request) as stop:
-            for event in guarded(self._events(readers, kind, values, stop.is_set)):
+            for event in guarded(self._events(readers, kind, values, stop)):
                 if event["e"] == "step":
                     found = measured = event["load"]
                     yield _progress(event), *_shown(measured)
@@ -104,7 +104,7 @@ class ManyReaders:
             raise UserError("Choose at least one number of readers.")
         prompts = [each.text for each in self.prompts if kind == each.kind] or [each.text for each in self.prompts]
         yield {"e": "status", "kind": "running", "text": "Connecting\u2026"}
-        found = [connect(each.address, each.model) for each in servers]
+        found = [connect(each.address, each.model, stop) for each in servers]
 
         def work() -> Iterator[Event]:
             for step in load(found, prompts, servers[0].settings, readers, stop):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.serving.turns import Event, Stop, sentence
-from core.errors import UserError
+from core.errors import Cancelled, UserError
 from core.measuring.comparison import Contender
 from core.records import Run, median_of_known, percentile
 from core.servers import Server, ServerChunk, ServerRun, connect, first_parting, measure_run, open_lane, warm_up
@@ -69,7 +69,9 @@ def connect_all(contenders: Sequence[ServerContender], stop: Stop) -> Iterator[E
             return
         yield {"e": "status", "kind": "starting", "text": f"Connecting to {contender.address}\u2026"}
         try:
-            contender.server = connect(contender.address, contender.model)
+            contender.server = connect(contender.address, contender.model, stop)
+        except Cancelled:
+            return
         except Exception as error:
             yield give_up(contender, error)
         else:

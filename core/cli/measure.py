@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="a running server; again for more. A key in PLAYGROUND_SERVER_KEY is sent to each of them",
+        help="a running server; again for more. A key in PLAYGROUND_SERVER_KEY is sent to these",
     )
     bench.add_argument("--concurrency", metavar="N,N", help="readers at once of each server: 1,2,4,8 (default: 1)")
     add_json(bench, "bench document")
@@ -88,12 +88,13 @@ def run_bench(arguments: argparse.Namespace) -> None:
 
 def measure_servers(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Each server on the same prompts, one after the other: the tables and the document."""
-    from core.servers import connect, finish, load, load_document, server_table
+    from core.servers import connect, finish, load, load_document, name_servers, server_table
     from core.text import read_prompts
 
     settings = settings_of(arguments)
     readers = numbers(arguments.concurrency or "1", "--concurrency", int)
     prompts = [prompt.text for prompt in read_prompts(arguments.prompts, chat=settings.chat == "auto")]
+    name_servers(arguments.server)
     servers = [connect(address) for address in arguments.server]
     steps = load(servers, prompts, settings, readers)
     measured = finish(steps, lambda step: say(f"{step.done} of {step.total}: {step.label}"))

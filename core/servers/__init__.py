@@ -12,7 +12,7 @@ vLLM, SGLang and llama.cpp are told by what they answer, everything else is an O
 server does not give is None, and its name stands in `missing`; nothing is estimated in its place.
 """
 
-from core.servers.connection import KEY_VARIABLE, refuse_public
+from core.servers.connection import KEY_VARIABLE, SERVERS_VARIABLE, name_servers, refuse_public
 from core.servers.dialects import connect
 from core.servers.lane import ServerLane, open_lane, warm_up
 from core.servers.load import Level, Load, LoadStep, finish, load
@@ -32,6 +32,7 @@ from core.servers.report import describe_crossing, gains, load_document, load_fr
 
 __all__ = [
     "KEY_VARIABLE",
+    "SERVERS_VARIABLE",
     "Level",
     "Load",
     "LoadStep",
@@ -52,6 +53,7 @@ __all__ = [
     "load_document",
     "load_from_document",
     "measure_run",
+    "name_servers",
     "open_lane",
     "refuse_public",
     "server_run_from_dict",

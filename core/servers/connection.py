@@ -1,7 +1,8 @@
 """HTTP to one server: to the address that was given and nowhere else, within bounds of size and time.
 
 Whatever goes wrong on the other side is one UserError. The key is read from the environment for each connection, sent
-to every address that the user named and to no other, and struck out of whatever comes back.
+to the addresses that the owner of this machine named (on the command line, or in PLAYGROUND_SERVERS) and to no other,
+and struck out of whatever comes back. Who types an address into a page may be anybody.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
-from core.errors import UserError
+from core.errors import Cancelled, UserError
 from core.progress import Stop, never
 from core.servers.fields import name, within
 
 KEY_VARIABLE = "PLAYGROUND_SERVER_KEY"
+SERVERS_VARIABLE = "PLAYGROUND_SERVERS"
+"""Addresses that get the key, with commas between."""
+LOOK_SECONDS = 0.1
+"""How often Stop is looked at while a server is silent."""
 LONGEST_ADDRESS = 300
 LONGEST_ANSWER = 4_000_000
 """Bytes of an answer that is read whole."""
@@ -69,8 +76,56 @@ def read_address(given: str) -> str:
     return f"{parts.scheme}://{shown}{'' if port is None else f':{port}'}{path}"
 
 
+_named: set[str] = set()
+
+
+def name_servers(addresses: Iterable[str]) -> None:
+    """The owner's own servers, besides those of PLAYGROUND_SERVERS: the key is for them. UserError for what is no
+    address."""
+    _named.update(map(read_address, addresses))
+
+
+def is_owners(address: str) -> bool:
+    """Whether the owner named this address, as `read_address` has it."""
+    told = filter(None, map(str.strip, os.environ.get(SERVERS_VARIABLE, "").split(",")))
+    return address in _named or address in map(read_address, told)
+
+
+T = TypeVar("T")
+
+
+def until_stopped(work: Callable[[Connection], T], address: str, stop: Stop) -> T:
+    """What `work` makes of a connection; Cancelled as soon as `stop()` is true, however long the server takes. What it
+    waited for ends with the next byte that comes, or with its time."""
+    if stop is never:
+        with Connection(address) as connection:
+            return work(connection)
+    answers: Queue[tuple[T | None, BaseException | None]] = Queue()
+    connection = Connection(address, stop=stop)
+
+    def ask() -> None:
+        try:
+            with connection:
+                answers.put((work(connection), None))
+        except BaseException as error:  # to whoever waits
+            answers.put((None, error))
+
+    Thread(target=ask, name="connecting", daemon=True).start()
+    while True:
+        try:
+            found, error = answers.get(timeout=LOOK_SECONDS)
+        except Empty:
+            if stop():
+                connection.leave()
+                raise Cancelled("Stopped while waiting for a server.") from None
+            continue
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]
+
+
 class Connection:
-    """A client of one server. `with` closes it; its methods raise UserError."""
+    """A client of one server. `with` closes it; its methods raise UserError, and Cancelled after `stop`."""
 
     def __init__(
         self,
@@ -78,10 +133,12 @@ class Connection:
         clock: Clock = time.monotonic,
         silent_seconds: float = SILENT_SECONDS,
         longest_seconds: float = LONGEST_SECONDS,
+        stop: Stop = never,
     ) -> None:
         self.address = read_address(address)
         self._clock, self._longest, self._silent = clock, longest_seconds, silent_seconds
-        self._key = _read_key()
+        self._stop, self._left = stop, False
+        self._key = _read_key() if is_owners(self.address) else None
         headers = {"Accept-Encoding": "identity", "User-Agent": "speculative-decoding-playground"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -102,6 +159,10 @@ class Connection:
 
     def close(self) -> None:
         self._client.close()
+
+    def leave(self) -> None:
+        """Nobody waits for an answer any more: what is being read ends with the next byte."""
+        self._left = True
 
     def get_json(self, path: str) -> Any:
         """The JSON document at a path; None where the server has no such page (404, 405, 501)."""
@@ -190,8 +251,12 @@ class Connection:
         if response.headers.get("content-encoding", "identity") not in ("identity", ""):
             raise UserError(f"{self.address} packs its answers, although it was asked not to.")
         if status in (401, 403):
-            which = "the key that was sent" if self._key else "an answer without a key"
-            raise UserError(f"{self.address} refuses {which}; put its key into {KEY_VARIABLE}.")
+            if self._key:
+                raise UserError(f"{self.address} refuses the key that was sent; put its key into {KEY_VARIABLE}.")
+            raise UserError(
+                f"{self.address} refuses an answer without a key. Put its key into {KEY_VARIABLE} and, as only servers "
+                f"named at the start are sent it, its address into {SERVERS_VARIABLE} (or after --server)."
+            )
         if status >= 400 and status not in NOT_THERE:
             said = self._said(self._read(response, LONGEST_ANSWER, self._clock()))
             raise UserError(f"{self.address} answers {path} with status {status}{said}.")
@@ -212,6 +277,8 @@ class Connection:
         return found
 
     def _in_time(self, start: float) -> None:
+        if self._left or self._stop():
+            raise Cancelled("Stopped while waiting for a server.")
         if self._clock() - start > self._longest:
             raise UserError(f"{self.address} took longer than {self._longest:g} seconds.")
 

@@ -15,7 +15,7 @@ from typing import Any
 from core.errors import UserError
 from core.progress import Stop, never
 from core.records import Outcome
-from core.servers.connection import Connection
+from core.servers.connection import Connection, until_stopped
 from core.servers.counters import NAMES, of_llama, of_sglang, of_vllm, read_counters
 from core.servers.fields import amount, counts, name, text, token_ids, whole, within
 from core.servers.records import Engine, Server, ServerChunk, ServerRun, Timings, speculation
@@ -28,14 +28,17 @@ ACCEPTED: Outcome = "accepted"
 PLAIN: Outcome = "plain"
 
 
-def connect(address: str, model: str | None = None, connection: Connection | None = None) -> Server:
+def connect(address: str, model: str | None = None, stop: Stop = never) -> Server:
     """Ask a server who it is. `model` is one of its models (default: the first it lists).
 
-    Raises UserError where nobody answers, what answers is no language model's server, or it has no such model.
+    Raises UserError where nobody answers, what answers is no language model's server, or it has no such model;
+    Cancelled after `stop`.
     """
-    if connection is None:
-        with Connection(address) as opened:
-            return connect(address, model, opened)
+    return until_stopped(lambda connection: recognise(connection, model), address, stop)
+
+
+def recognise(connection: Connection, model: str | None = None) -> Server:
+    """The same over a connection."""
     listed = within(connection.get_json("/v1/models"), "data")
     entries = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
     models = [found for each in entries[:MOST_MODELS] if (found := name(each.get("id")))]

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from core.errors import UserError
 from core.progress import Stop, never
-from core.servers.connection import Connection
+from core.servers.connection import LOOK_SECONDS, Connection
 from core.servers.counters import between, missing_of
 from core.servers.dialects import counters, listener, question, split_passes
 from core.servers.records import Server, ServerChunk, ServerRun, per_pass
@@ -18,8 +18,6 @@ from core.settings import Settings
 
 EVENTS_PER_TOKEN, MORE_EVENTS = 4, 256
 """No server sends more events than this many a token and these besides."""
-LOOK_SECONDS = 0.1
-"""How often Stop is looked at while the server is silent."""
 WARM_UP_TOKENS = 8
 
 

@@ -14,13 +14,13 @@ from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Any
 
-from core.errors import UserError
+from core.errors import Cancelled, UserError
 from core.progress import Stop, never
 from core.records import Spread, median_of_known, percentile
-from core.servers.connection import Connection
+from core.servers.connection import LOOK_SECONDS, Connection, until_stopped
 from core.servers.counters import between
 from core.servers.dialects import counters
-from core.servers.lane import LOOK_SECONDS, ask, warm_up
+from core.servers.lane import ask, warm_up
 from core.servers.records import (
     Server,
     ServerRun,
@@ -140,8 +140,11 @@ def load(
         for at in [(turn + k) % len(servers) for k in range(len(servers))]:
             answers = len(prompts) if number == 1 else number * answers_per_reader
             asked = [n % len(prompts) for n in range(answers)]
-            level, runs = measure_level(found.servers[at], prompts, asked, settings, number, stop, level_seconds)
-            if stop():
+            try:
+                level, runs = measure_level(found.servers[at], prompts, asked, settings, number, stop, level_seconds)
+            except Cancelled:
+                level, runs = None, []
+            if level is None or stop():
                 found.stopped = True
                 yield LoadStep(done, total, "stopped", found)
                 return
@@ -199,14 +202,13 @@ def measure_level(
         jobs.put(number)
     news: Queue[_Answer | float | BaseException] = Queue()
     over = Event()
-    with Connection(server.address) as connection:
-        before = counters(connection, server)
-        start = time.perf_counter()
-        readers = min(readers, len(asked))
-        for _ in range(readers):
-            Thread(target=_read, args=(server, prompts, settings, jobs, news, over, start), daemon=True).start()
-        answers, idle, cut = _wait(news, readers, stop, over, start, longest)
-        after = counters(connection, server)
+    before = until_stopped(lambda connection: counters(connection, server), server.address, stop)
+    start = time.perf_counter()
+    readers = min(readers, len(asked))
+    for _ in range(readers):
+        Thread(target=_read, args=(server, prompts, settings, jobs, news, over, start), daemon=True).start()
+    answers, idle, cut = _wait(news, readers, stop, over, start, longest)
+    after = until_stopped(lambda connection: counters(connection, server), server.address, stop)
     level = _sum_up(readers, answers, min(idle), cut)
     if level.speculation is None and before is not None and after is not None:
         level = replace(level, speculation=_of_all(between(before, after), answers))

@@ -2,6 +2,10 @@
 
 import json
 import random
+import socket
+import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -11,10 +15,11 @@ from stand_in_servers import STEPS, WORDS, stand_in_server
 
 from app.history.run_file import open_file
 from core.__main__ import main
-from core.errors import UserError
+from core.errors import Cancelled, UserError
 from core.records import SCHEMA
 from core.servers import (
     KEY_VARIABLE,
+    SERVERS_VARIABLE,
     Server,
     ServerChunk,
     ServerRun,
@@ -26,13 +31,15 @@ from core.servers import (
     load,
     load_document,
     measure_run,
+    name_servers,
     open_lane,
     refuse_public,
     server_run_from_dict,
 )
 from core.servers import connection as connection_module
-from core.servers.connection import Connection, read_address
+from core.servers.connection import Connection, is_owners, read_address
 from core.servers.counters import between, read_counters
+from core.servers.dialects import recognise
 from core.servers.lane import ask
 from core.servers.load import check_readers
 from core.servers.report import Gain, server_table
@@ -205,6 +212,36 @@ def test_silence_is_bounded_and_stop_is_heard_in_it():
             assert list(lane) == [] and lane.run.stop_reason == "cancelled"  # the server is silent for 3 seconds
 
 
+def tarpit():
+    """A server that answers a byte a second, for ever; its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.2)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return listening, f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_stop_is_heard_while_a_server_is_being_connected_to():
+    listening, address = tarpit()
+    with listening:
+        begun = time.monotonic()
+        with pytest.raises(Cancelled):
+            connect(address, stop=lambda: time.monotonic() - begun > 0.5)
+        assert time.monotonic() - begun < 2
+        until = time.monotonic() + 5
+        while any(thread.name == "connecting" for thread in threading.enumerate()) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert time.monotonic() < until, "what was waited for ends with the next byte"
+
+
 def test_time_and_sizes_are_bounded(monkeypatch):
     with stand_in_server("llama.cpp") as it:
         server, clock = connect(it.address), iter(range(0, 100_000, 400))
@@ -224,6 +261,10 @@ def test_the_key_is_sent_and_never_kept(monkeypatch, capsys):
         with pytest.raises(UserError, match=KEY_VARIABLE):
             answer(it.address)
         monkeypatch.setenv(KEY_VARIABLE, key)
+        with pytest.raises(UserError, match=SERVERS_VARIABLE):
+            answer(it.address)  # which anybody may have typed
+        assert it.authorisations[-1] is None
+        monkeypatch.setenv(SERVERS_VARIABLE, f"http://127.0.0.1:1/v1, {it.address}/")
         it.words = ["I was given ", key, "."]
         it.steps = ()
         run = answer(it.address)
@@ -234,6 +275,10 @@ def test_the_key_is_sent_and_never_kept(monkeypatch, capsys):
     assert key not in str(raised.value) and "out of memory" in str(raised.value)
     assert key not in json.dumps(run.to_dict()) and key not in repr(run)
     assert it.authorisations[-1] == f"Bearer {key}"
+    monkeypatch.delenv(SERVERS_VARIABLE)
+    monkeypatch.setattr(connection_module, "_named", set())
+    name_servers([f"{it.address}/v1"])
+    assert is_owners(it.address) and not is_owners("http://127.0.0.1:1")
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
     assert KEY_VARIABLE in capsys.readouterr().out  # which says whom it is sent to
@@ -500,7 +545,7 @@ def test_a_thousand_spoilt_responses_are_understood_or_one_sentence(monkeypatch)
         with Connection(run.server.address) as connection:
             try:
                 if at % 3 == 0:
-                    heard.server = connect(run.server.address, connection=connection)
+                    heard.server = recognise(connection)
                 list(ask(connection, heard))
                 ways["understood"] += 1
             except UserError as error:

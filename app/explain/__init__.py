@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import gradio as gr
@@ -33,7 +32,6 @@ from core.errors import UserError
 from core.explaining import trace_round
 from core.explaining.lossless import Progress
 from core.explaining.traffic import run_traffic
-from core.progress import never
 from core.records import Run, Settings
 
 KINDS = {
@@ -186,7 +184,7 @@ class Explain:
         with self.stops.watch(request) as stop:
             yield _frame(progress_html("Waiting for the device…"))
             shown = False
-            for event in guarded(self._of_a_run(kind, continuations, visit, chosen, stop.is_set)):
+            for event in guarded(self._of_a_run(kind, continuations, visit, chosen, stop)):
                 if event["e"] == "progress":
                     yield _frame(progress_html(event["text"], event["done"], event["total"]))
                 elif event["e"] in ("status", "error"):
@@ -270,7 +268,12 @@ class Explain:
             raise gr.Error(str(error), print_exception=False) from None
 
     def lossless(
-        self, prompt: str, settings: dict[str, Any] | None = None, kind: str = "law", continuations: int = 600
+        self,
+        prompt: str,
+        settings: dict[str, Any] | None = None,
+        kind: str = "law",
+        continuations: int = 600,
+        request: gr.Request | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Check that speculation changes nothing, by measuring.
 
@@ -288,7 +291,7 @@ class Explain:
         """
         given = settings or {}
 
-        def events() -> Iterator[Event]:
+        def events(stop: Stop) -> Iterator[Event]:
             base = self.engine.settings
             if not isinstance(given, dict):
                 raise UserError("The settings must be an object with fields of a run document's settings.")
@@ -296,15 +299,16 @@ class Explain:
                 raise UserError(f"There is no setting {unknown[0]!r}; known are {', '.join(CONTROLS)}.")
             controls = {name: given.get(name, getattr(base, name)) for name in CONTROLS}
             asked = settings_from(base, **controls)
-            yield from self._events(kind, continuations, prompt_text(prompt), asked, None, never)
+            yield from self._events(kind, continuations, prompt_text(prompt), asked, None, stop)
 
-        for event in guarded(events()):
-            if event["e"] == "error":
-                raise gr.Error(event["text"], print_exception=False)
-            if event["e"] in ("status", "progress"):
-                yield {"status": event["text"], "result": None}
-            if event["e"] == "result":
-                yield {"status": "done", "result": event["found"].to_dict()}
+        with self.stops.watch(request) as stop:
+            for event in guarded(events(stop)):
+                if event["e"] == "error":
+                    raise gr.Error(event["text"], print_exception=False)
+                if event["e"] in ("status", "progress"):
+                    yield {"status": event["text"], "result": None}
+                if event["e"] == "result":
+                    yield {"status": "done", "result": event["found"].to_dict()}
 
 
 def _frame(body: str) -> str:
@@ -351,7 +355,7 @@ def _find(visit: Visit, chosen: str | None) -> tuple[Run, Run | None]:
     number, _, lane = (chosen or "").partition(":")
     if not number.isdecimal() or not lane.isdecimal():
         raise UserError("Choose a run first.")
-    runs = _runs(visit.find(int(number)).packed)
+    runs = visit.find(int(number)).runs
     if int(lane) >= len(runs):
         raise UserError("There is no such run in that entry.")
     run = runs[int(lane)]
@@ -368,12 +372,6 @@ def _baseline(other: Run, run: Run) -> bool:
         and other.prompt_ids == run.prompt_ids
         and other.environment["target"] == run.environment["target"]
     )
-
-
-@lru_cache(maxsize=8)
-def _runs(packed: bytes) -> tuple[Run, ...]:
-    """The runs of an entry; unpacked once while somebody steps through their rounds."""
-    return tuple(Entry(0, "", packed, []).runs)
 
 
 def _run_of(document: Any) -> Run:

@@ -1,12 +1,15 @@
 """One visitor's runs of this visit, newest last: what Explain, History and the exports look at.
 
 A finished run is kept as packed JSON, a twentieth of what its objects take, and unpacked when somebody looks at it.
+Whatever is kept counts: an opened file may pack to nothing and still have long texts in its head.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,9 +23,15 @@ from core.servers import ServerRun
 
 MOST_ENTRIES = 50
 MOST_BYTES = 8 << 20
-"""Packed bytes one visit may hold, its newest entry apart."""
+"""Bytes one visit may hold, its newest entry apart."""
 MOST_BYTES_OF_ALL = 256 << 20
-"""Packed bytes all visits together may hold: however many strangers come, memory stays bounded."""
+"""Bytes all visits together may hold: however many strangers come, memory stays bounded."""
+MOST_UNPACKED = 4 << 20
+"""Characters of the documents whose runs stay unpacked for whoever steps through them; of all visitors together."""
+LONGEST_IN_HEAD = 500
+"""Characters of a text."""
+MODEL_IN_HEAD = ("name", "parameters", "precision", "origin")
+"""What the list says of a model."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,8 @@ class Entry:
     """A race, a comparison or an opened document: one or more runs that belong together, answers of servers included;
     or, of the kind "load", a measurement of servers with many readers (`core.servers.load_document`).
 
-    `heads` are the run documents without what grows with a run: prompt cut short, no ids, texts or rounds;
-    `server_heads` those of servers' answers.
+    `heads` are the run documents without what grows with a run: texts cut short, no ids or rounds, of the models their
+    names; `server_heads` those of servers' answers. `size`: bytes that all this takes.
     """
 
     number: int
@@ -41,10 +50,22 @@ class Entry:
     label: str = ""
     server_heads: list[dict[str, Any]] = field(default_factory=list, repr=False)
     when: datetime = field(default_factory=lambda: datetime.now(UTC))
+    size: int = 0
 
     @property
     def runs(self) -> list[Run]:
-        return [run_from_dict(document) for document in self.document().get("runs", [])]
+        """Unpacked, and kept so for a while where they are few."""
+        with _lock:
+            if self.packed in _unpacked:
+                _unpacked.move_to_end(self.packed)
+                return list(_unpacked[self.packed][1])
+        text = zlib.decompress(self.packed)
+        runs = [run_from_dict(document) for document in json.loads(text).get("runs", [])]
+        with _lock:
+            _unpacked[self.packed] = len(text), tuple(runs)
+            while sum(size for size, _ in _unpacked.values()) > MOST_UNPACKED:
+                _unpacked.popitem(last=False)
+        return runs
 
     def document(self) -> dict[str, Any]:
         return json.loads(zlib.decompress(self.packed))
@@ -58,8 +79,13 @@ class Visit:
     count: int = 0
     shown: int = 0
     """The number of the entry that the Playground shows."""
-    load: dict[str, Any] | None = None
-    """The newest measurement of servers with many readers (`core.servers.load_document`), without its answers."""
+
+    @property
+    def load(self) -> dict[str, Any] | None:
+        """The newest measurement of servers with many readers (`core.servers.load_document`), without its answers."""
+        newest = next((entry for entry in reversed(self.entries) if entry.kind == "load"), None)
+        found = newest.document() if newest else {}
+        return {key: value for key, value in found.items() if key != "server_runs"} or None
 
     def add(self, kind: str, runs: Sequence[Run], label: str = "", servers: Sequence[ServerRun] = ()) -> Entry:
         """Keep runs that belong together; `label` is where opened ones came from."""
@@ -70,15 +96,18 @@ class Visit:
 
     def add_load(self, document: dict[str, Any], label: str = "") -> Entry:
         """Keep a measurement of servers with many readers, and let it be the newest."""
-        self.load = {key: value for key, value in document.items() if key != "server_runs"}
         return self._keep("load", label, document)
 
     def _keep(self, kind: str, label: str, document: dict[str, Any]) -> Entry:
         packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode("ascii"), 3)
-        heads, server_heads = ([_head(run) for run in document.get(name, ())] for name in ("runs", "server_runs"))
+        environments: dict[str, Any] = {}
+        heads, server_heads = (
+            [_head(run, environments) for run in document.get(name, ())] for name in ("runs", "server_runs")
+        )
+        size = memory_of([packed, heads, server_heads, label])
         with _lock:
             self.count += 1
-            entry = Entry(self.count, kind, packed, heads, label, server_heads)
+            entry = Entry(self.count, kind, packed, heads, label, server_heads, size=size)
             self.entries = _newest([*self.entries, entry])
             _visits.add(self)
             _make_room(entry)
@@ -102,13 +131,15 @@ class Visit:
 
 
 _lock = Lock()
+_unpacked: OrderedDict[bytes, tuple[int, tuple[Run, ...]]] = OrderedDict()
+"""By the packed document: its characters and its runs, those looked at last at the end."""
 _visits: WeakSet[Visit] = WeakSet()
 
 
 def _newest(entries: list[Entry]) -> list[Entry]:
     """As many of the newest entries as a visit may hold; the last one always."""
     entries = entries[-MOST_ENTRIES:]
-    while len(entries) > 1 and sum(len(entry.packed) for entry in entries) > MOST_BYTES:
+    while len(entries) > 1 and sum(entry.size for entry in entries) > MOST_BYTES:
         entries = entries[1:]
     return entries
 
@@ -116,16 +147,39 @@ def _newest(entries: list[Entry]) -> list[Entry]:
 def _make_room(newest: Entry) -> None:
     """Let the oldest entries of all visits go until they fit together."""
     held = [(entry.when, visit, entry) for visit in _visits for entry in visit.entries]
-    size = sum(len(entry.packed) for _, _, entry in held)
+    size = sum(entry.size for _, _, entry in held)
     for _, visit, entry in sorted(held, key=lambda each: each[0]):
         if size <= MOST_BYTES_OF_ALL:
             return
         if entry is not newest:
             visit.entries = [each for each in visit.entries if each is not entry]
-            size -= len(entry.packed)
+            size -= entry.size
 
 
-def _head(document: dict[str, Any]) -> dict[str, Any]:
-    grown = ("prompt_ids", "token_ids", "text", "rounds", "chunks")
+def _head(document: dict[str, Any], environments: dict[str, Any]) -> dict[str, Any]:
+    """A run document's head; runs of one place share their environment, by its JSON in `environments`."""
+    grown = ("prompt_ids", "token_ids", "text", "rounds", "chunks", "environment", "metrics")
     kept = {key: value for key, value in document.items() if key not in grown}
-    return {**kept, "prompt": document["prompt"][:500]}
+    kept["settings"] = {name: _cut(value) for name, value in document["settings"].items()}
+    kept["prompt"] = _cut(document["prompt"])
+    kept["metrics"] = {name: value for name, value in document["metrics"].items() if not isinstance(value, list)}
+    if environment := document.get("environment"):
+        models = {role: environment.get(role) for role in ("target", "draft", "head")}
+        known = {role: {name: each.get(name) for name in MODEL_IN_HEAD} for role, each in models.items() if each}
+        short = {"device": environment["device"], "device_name": environment["device_name"], **known}
+        kept["environment"] = environments.setdefault(json.dumps(short, sort_keys=True), short)
+    return kept
+
+
+def _cut(value: Any) -> Any:
+    return value[:LONGEST_IN_HEAD] if isinstance(value, str) else value
+
+
+def memory_of(value: Any, seen: set[int] | None = None) -> int:
+    """Bytes that plain data takes, what it shares with itself once."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return sys.getsizeof(value) + sum(memory_of(part, seen) for part in parts)

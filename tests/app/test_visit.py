@@ -1,13 +1,16 @@
 """What a visit keeps: whole, in order, and never more than it may."""
 
 import gc
+import json
+import tracemalloc
 from copy import deepcopy
 
 import pytest
 from opened import finished_race
 
 import app.serving.visit
-from app.serving.visit import Visit
+from app.history.run_file import open_file
+from app.serving.visit import MOST_BYTES, MOST_ENTRIES, Visit
 from core.errors import UserError
 from core.records import Settings
 
@@ -44,7 +47,7 @@ def test_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
         visit.add("race", runs)
     assert len(visit.entries) == app.serving.visit.MOST_ENTRIES
     assert visit.entries[-1].number == app.serving.visit.MOST_ENTRIES + 3
-    monkeypatch.setattr(app.serving.visit, "MOST_BYTES", 3 * len(visit.entries[0].packed))
+    monkeypatch.setattr(app.serving.visit, "MOST_BYTES", 3 * visit.entries[0].size)
     visit.add("race", runs)
     assert len(visit.entries) == 3
     monkeypatch.setattr(app.serving.visit, "MOST_BYTES", 1)
@@ -58,7 +61,7 @@ def test_all_visits_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     app.serving.visit._visits.clear()
     runs = finished_race()
     one, other = Visit(), Visit()
-    size = len(one.add("race", runs).packed)
+    size = one.add("race", runs).size
     monkeypatch.setattr(app.serving.visit, "MOST_BYTES_OF_ALL", 3 * size)
     for _ in range(4):
         other.add("race", runs)
@@ -81,3 +84,41 @@ def test_visitors_get_a_visit_each() -> None:
     other = deepcopy(first)
     other.add("race", finished_race())
     assert first.entries == []
+
+
+def large_file(part: int) -> str:
+    """A file that packs to almost nothing: eight runs, each with long texts wherever a text may be."""
+    runs = [run.to_dict() for run in finished_race(texts=["a"])]
+    for run in runs:
+        run["settings"]["system"] = chr(ord("a") + part) * 50_000
+        run["environment"]["target"]["notes"] = ["n" * 2000] * 32
+        run["environment"]["versions"] = {f"package-{number}": "v" * 500 for number in range(32)}
+    return json.dumps({"schema": 1, "runs": runs * 4})
+
+
+def test_what_a_visit_takes_is_what_it_counts() -> None:
+    """Measured over a visit that opens as much as it may and looks at it: nothing is kept that does not count."""
+    app.serving.visit._unpacked.clear()
+    visit = Visit()
+    open_file(large_file(0))  # what is made once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for part in range(5):
+            visit.add("opened", open_file(large_file(part)).runs, "a file")
+            assert visit.entries[-1].runs
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted = sum(entry.size for entry in visit.entries)
+    assert kept < 1.2 * counted + 500_000, (kept, counted)
+    assert kept * MOST_ENTRIES / len(visit.entries) < 2 * MOST_BYTES
+
+
+def test_a_measurement_of_servers_goes_with_its_entry() -> None:
+    visit = Visit()
+    entry = visit.add_load({"schema": 1, "servers": [], "server_runs": [], "gains": [1]})
+    assert visit.load == {"schema": 1, "servers": [], "gains": [1]}
+    visit.remove([entry.number])
+    assert visit.load is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -11,14 +12,18 @@ import gradio as gr
 from gradio.events import api
 
 from app.insides import leave_undocumented
-from app.serving.turns import Event, sentence
+from app.serving.stops import Stops
+from app.serving.turns import Event, Stop, sentence
 from app.settings import CONTROLS, start_of
 from core.errors import UserError
 from core.records import SCHEMA, Run, summarise
 from core.settings import SPECS
 
-Race = Callable[[str, dict[str, Any], list[Run]], Iterator[Event]]
-"""Prompt, values of the controls by name, and a list that the runs are put into -> the events of their race."""
+Race = Callable[[str, dict[str, Any], Stop, list[Run]], Iterator[Event]]
+"""Prompt, values of the controls by name, when to stop, and a list that the runs are put into -> the events of their
+race."""
+TELLS_PER_SECOND = 1.0
+"""At most so often a caller hears how a race is going: only then does Gradio notice that nobody listens any more."""
 
 
 FOR_PROGRAMS = ("run", "stop")
@@ -43,7 +48,9 @@ def takes_settings(names: Sequence[str], start: Mapping[str, Any] | None = None)
         own = [_parameter(name, {**STARTING, **(start or {})}[name]) for name in names]
         parameters: list[inspect.Parameter] = []
         for each in signature.parameters.values():
-            parameters += own if each.name == "controls" else [each]
+            parameters += (
+                own if each.name == "controls" else [each.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+            )
         taken = signature.replace(parameters=parameters)
 
         def arguments(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -86,13 +93,17 @@ def _described(doc: str, names: Sequence[str]) -> str:
 def offer_generate(race: Race, controls: dict[str, Any]) -> None:
     """Add the endpoint /generate to the page; what a caller leaves out is as the page starts with."""
     start = {name: controls[name].value for name in CONTROLS}
+    stops = Stops()
 
     @takes_settings(CONTROLS, start)
-    def generate(prompt: str, controls: dict[str, Any], documents: bool = False) -> dict:
+    def generate(
+        prompt: str, controls: dict[str, Any], documents: bool = False, request: gr.Request | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Continue a prompt by speculative decoding, race it against plain decoding, and report both.
 
-        The answer holds the text, the verdict in words, the measured speed-up (None without a race) and the metrics of
-        both runs: tokens per second of engine time, acceptance rate, tokens per target pass. Nothing is estimated.
+        Objects {"status"} tell how it is going; the last value is the answer. It holds the text, the verdict in words,
+        the measured speed-up (None without a race) and the metrics of both runs: tokens per second of engine time,
+        acceptance rate, tokens per target pass. Nothing is estimated.
 
         Args:
             prompt: text to continue.
@@ -100,14 +111,20 @@ def offer_generate(race: Race, controls: dict[str, Any]) -> None:
         """
         runs: list[Run] = []
         verdict: Event = {}
+        status, told = "Starting", 0.0
         try:
-            for event in race(prompt, controls, runs):
-                verdict = event if event["e"] == "verdict" else verdict
+            with stops.watch(request) as stop:
+                for event in race(prompt, controls, stop, runs):
+                    verdict = event if event["e"] == "verdict" else verdict
+                    status = event["text"] if event["e"] == "status" else status
+                    if time.monotonic() - told > 1 / TELLS_PER_SECOND:
+                        told = time.monotonic()
+                        yield {"status": status}
             if not verdict:
                 raise UserError("The run ended before it began; please run it again.")
         except Exception as error:
             raise gr.Error(sentence(error), print_exception=False) from None
-        return report(runs, verdict, documents)
+        yield report(runs, verdict, documents)
 
     api(generate, api_name="generate", concurrency_limit=None)
 

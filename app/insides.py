@@ -14,11 +14,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from asyncio import to_thread
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import PlainTextResponse
 
 
 @contextmanager
@@ -42,6 +45,7 @@ def without_stubs() -> Iterator[None]:
 with without_stubs():  # for whoever imports this module before Gradio
     import gradio as gr
     from gradio.events import EventListener
+    from gradio.utils import get_upload_folder
 
     from app.assets import FOREVER, address
 
@@ -154,6 +158,43 @@ class KeptForGood:
 
         hashed = scope["type"] == "http" and HASHED.search(scope["path"])
         await self.app(scope, receive, sent if hashed else send)
+
+
+MOST_UPLOADED = 64 << 20
+"""Bytes of uploads that may lie on the disk at a time."""
+
+
+def forget_upload(path: str) -> None:
+    """Delete a file that a visitor uploaded: Gradio puts each into a folder of its own below that for uploads."""
+    file, folder = Path(path).resolve(), Path(get_upload_folder()).resolve()
+    if file.is_relative_to(folder):
+        file.unlink(missing_ok=True)
+        with suppress(OSError):  # other files are in it
+            file.parent.rmdir()
+
+
+class BoundedUploads:
+    """ASGI middleware that takes no more uploads while as many lie there as may: Gradio takes them from anybody."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        upload = scope["type"] == "http" and scope["path"].rstrip("/").endswith("/upload") and scope["method"] == "POST"
+        if upload and await to_thread(uploaded_bytes) > MOST_UPLOADED:
+            answer = PlainTextResponse("Too many files are being uploaded just now; please try again in an hour.", 507)
+            await answer(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+def uploaded_bytes() -> int:
+    """Of everything that lies in Gradio's folder for uploads."""
+    found = 0
+    for file in Path(get_upload_folder()).rglob("*"):
+        with suppress(OSError):  # deleted meanwhile
+            found += file.stat().st_size if file.is_file() else 0
+    return found
 
 
 def hang_up(page: gr.Blocks) -> None:

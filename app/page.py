@@ -16,12 +16,13 @@ from app.compare import Compare
 from app.explain import Explain
 from app.header import facts, facts_before_loading, header_html, notes
 from app.history import History
-from app.insides import QUIET, UNCHECKED, KeptForGood, calling, html_block
+from app.insides import QUIET, UNCHECKED, BoundedUploads, KeptForGood, calling, html_block
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
 from app.serving import Engine
 from app.serving.device import Device
+from app.serving.limits import PUBLIC_OF_ONE, PUBLIC_QUEUE, PUBLIC_SECONDS, PUBLIC_TOKENS
 from app.serving.stops import Arrivals
 from app.serving.turns import Event
 from app.serving.visit import Visit
@@ -32,15 +33,13 @@ from app.tokens import STYLES as RACE_STYLES
 from app.train import Train
 from app.tune import Tune
 from core.errors import UserError
-from core.progress import never
+from core.progress import Stop
 from core.records import Run, Settings
 
-PUBLIC_TOKENS = 512
-"""The longest run a stranger may ask for."""
-PUBLIC_QUEUE = 8
-"""How many runs may wait where strangers are let in."""
 LONGEST_VISIT = 12 * 3600
 """Seconds after which a visitor's runs are let go, if the tab was not closed before."""
+UPLOADS_STAY = (600, 3600)
+"""Seconds: how often, and how old, uploads are deleted that nobody read."""
 MOST_SESSIONS = 1000
 """Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
 STYLES = (
@@ -85,14 +84,17 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         engine.settings.method = next(method for method in ("ngram", "plain") if methods.get(method, "") is None)
     environment = engine.environment(pair)
     device = device or Device()
-    device.longest = PUBLIC_QUEUE if public else device.longest
+    if public:
+        device.longest, device.of_one, device.seconds = PUBLIC_QUEUE, PUBLIC_OF_ONE, PUBLIC_SECONDS
     engine.public = public
     engine.chat = bool(environment["target"].get("chat"))
     picker = Picker(engine, device, public)
     playground = Playground(engine, device, **({"most_new_tokens": PUBLIC_TOKENS} if public else {}))
     comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
     tune = Tune(engine, device, playground.most_new_tokens, public)
-    with gr.Blocks(title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False) as page:
+    with gr.Blocks(
+        title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_STAY
+    ) as page:
         header = html_block(_header(environment, engine), elem_id="header")
         controls = sidebar(
             picker.build,
@@ -100,6 +102,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             methods,
             most=playground.most_new_tokens,
             layers=environment["target"]["layers"],
+            unload=not public,
         )
         visit = gr.State(Visit(), time_to_live=LONGEST_VISIT)
         admitted = partial(_admitted, engine, playground.most_new_tokens)
@@ -136,10 +139,10 @@ def _admitted(engine: Engine, most_new_tokens: int, **controls: Any) -> Settings
 
 
 def _race(
-    engine: Engine, device: Device, admitted: Check, prompt: str, controls: dict[str, Any], runs: list[Run]
+    engine: Engine, device: Device, admitted: Check, prompt: str, controls: dict[str, Any], stop: Stop, runs: list[Run]
 ) -> Iterator[Event]:
     """The events of a race that no page shows."""
-    yield from queued_race(device, engine, prompt_text(prompt), admitted(**controls), never, runs)
+    yield from queued_race(device, engine, prompt_text(prompt), admitted(**controls), stop, runs)
 
 
 def _header(environment: dict[str, Any], engine: Engine, **changes: Any) -> str:
@@ -186,7 +189,10 @@ def launch_options() -> dict[str, Any]:
         "run_history": False,
         "ssr_mode": False,
         "allowed_paths": [],
-        "max_file_size": "20mb",
+        "max_file_size": "2mb",
         "state_session_capacity": MOST_SESSIONS,
-        "app_kwargs": {"middleware": [Middleware(Arrivals), Middleware(KeptForGood)], "routes": [route()]},
+        "app_kwargs": {
+            "middleware": [Middleware(Arrivals), Middleware(BoundedUploads), Middleware(KeptForGood)],
+            "routes": [route()],
+        },
     }

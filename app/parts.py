@@ -12,7 +12,9 @@ from typing import Any
 import gradio as gr
 from gradio.events import Dependency
 
-from app.insides import PRIVATE, QUIET
+from app.insides import PRIVATE, QUIET, forget_upload
+from core.errors import UserError
+from core.text import Prompt, read_prompts
 
 
 def selectors(elem_id: str | None = None, *classes: str, **how: Any) -> gr.Row:
@@ -54,6 +56,16 @@ def stoppable(
 def tell_over(ended: Dependency, name: str) -> None:
     """Tell the page's scripts that what a press began has ended, whatever became of it (assets/page/runs.js)."""
     ended.then(None, js=f"() => {{ document.dispatchEvent(new Event('{name}-over')); }}")
+
+
+def prompts_uploaded(path: str) -> list[Prompt]:
+    """The prompts of a file somebody uploaded. It is deleted then: nothing that a visitor brings stays on the disk."""
+    try:
+        return read_prompts(path)
+    except UserError as error:
+        raise gr.Error(str(error), print_exception=False) from None
+    finally:
+        forget_upload(path)
 
 
 def status_line(kind: str, *sentences: str) -> str:

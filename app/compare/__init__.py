@@ -32,6 +32,7 @@ from app.parts import chooser, run_and_stop, selectors, tell_over
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
+from app.serving.limits import cost_in_tokens
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Entry, Visit
@@ -40,7 +41,6 @@ from app.sidebar.picker import OTHER, Choice
 from app.tokens import Window, encode, stream
 from core.drafting.methods import METHODS
 from core.errors import UserError
-from core.progress import never
 from core.records import SCHEMA
 from core.servers import refuse_public
 from core.settings import Settings
@@ -48,7 +48,7 @@ from core.text import Prompt
 
 ONE_PROMPT, ALL = "this prompt", "all"
 PUBLIC_TOTAL = 16_384
-"""New tokens that a stranger's comparison may write, all lanes and prompts together."""
+"""What a stranger's comparison may cost, all lanes and prompts together, in tokens written (app.serving.limits)."""
 PLOTS = ("speed", "positions", "weights")
 TAKEN = ("target", "draft", "precision", "method", "draft_length")
 """What the sidebar takes from the fastest lane."""
@@ -72,7 +72,13 @@ class Compare:
 
     @takes_settings([name for name in CONTROLS if name not in KEYS])
     def compare(
-        self, lanes: list[dict[str, Any]], prompt: str = "", prompts: str = "", *, controls: dict[str, Any]
+        self,
+        lanes: list[dict[str, Any]],
+        prompt: str = "",
+        prompts: str = "",
+        *,
+        controls: dict[str, Any],
+        request: gr.Request | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Compare two to four ways to decode the same prompts.
 
@@ -95,12 +101,12 @@ class Compare:
         """
         controls = {**{name: getattr(self.engine.settings, name) for name in CONTROLS}, **controls}
         comparisons: list[Comparison] = []
-        events = guarded(self._events(lanes, prompt, prompts, controls, never, comparisons))
-        for event in events:
-            if event["e"] == "error":
-                raise gr.Error(event["text"], print_exception=False)
-            if event["e"] in ("status", "result"):
-                yield {"status": event["text"], "rows": None, "document": None}
+        with self.stops.watch(request) as stop:
+            for event in guarded(self._events(lanes, prompt, prompts, controls, stop, comparisons)):
+                if event["e"] == "error":
+                    raise gr.Error(event["text"], print_exception=False)
+                if event["e"] in ("status", "result"):
+                    yield {"status": event["text"], "rows": None, "document": None}
         if comparisons:
             runs = [run.to_dict() for run in comparisons[0].runs()]
             rows = comparisons[0].rows()
@@ -118,7 +124,7 @@ class Compare:
         with self.stops.watch(request) as stop:
             unchanged = [gr.skip()] * (len(PLOTS) + 2)
             value = ""
-            for value in stream(guarded(self._events(lanes, prompt, kind, controls, stop.is_set, comparisons))):
+            for value in stream(guarded(self._events(lanes, prompt, kind, controls, stop, comparisons))):
                 yield value, *unchanged
         if comparisons and (comparisons[0].runs() or comparisons[0].server_runs()):
             visit.add("comparison", comparisons[0].runs(), servers=comparisons[0].server_runs())
@@ -153,15 +159,16 @@ class Compare:
         comparisons.append(comparison)
         yield plan_event(comparison)
         yield from fetch_all(self.engine, comparison, stop)
-        yield from with_device(self.device, stop, lambda: compare(self.engine, comparison, stop))
+        yield from with_device(self.device, stop, lambda: compare(self.device, self.engine, comparison, stop))
 
     def _admit(self, comparison: Comparison, new_tokens: int) -> None:
         """On a public page nobody holds the device for long."""
-        total = comparison.asked() * new_tokens
+        lanes = len(comparison.contenders) + len(comparison.servers)
+        total = cost_in_tokens([prompt.text for prompt in comparison.prompts], lanes, new_tokens)
         if self.engine.public and total > PUBLIC_TOTAL:
             raise UserError(
-                f"This comparison would write {total:,} tokens, more than the {PUBLIC_TOTAL:,} of a public page; "
-                "choose fewer prompts, lanes or new tokens."
+                f"This comparison costs as much as writing {total:,} tokens, more than the {PUBLIC_TOTAL:,} of a "
+                "public page; choose fewer or shorter prompts, fewer lanes or new tokens."
             )
 
     def _chosen(self, prompt: str, kind: str) -> list[Prompt]:

@@ -18,6 +18,7 @@ from app.compare.servers import ServerContender, answer, connect_all, give_up, o
 from app.header import pair_name, short_pair, with_head
 from app.playground.race import end_event, run_head
 from app.serving import TOPS, Engine
+from app.serving.device import Device
 from app.serving.turns import Event, Stop, fetching, loading
 from core.drafting.methods import METHODS
 from core.errors import Cancelled, UserError
@@ -151,11 +152,11 @@ def numbered(lanes: Sequence[Contender | ServerContender]) -> str:
     return f"Lanes {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def compare(engine: Engine, comparison: Comparison, stop: Stop) -> Generator[Event, None, None]:
-    """Run every heat in turn, then sum up. The device must be ours. A lane that cannot go on says why and sits out the
-    rest, while the others go on."""
+def compare(device: Device, engine: Engine, comparison: Comparison, stop: Stop) -> Generator[Event, None, None]:
+    """Run every heat in turn, then sum up. The `device` must be ours. A lane that cannot go on says why and sits out
+    the rest, while the others go on."""
     for heat in comparison.heats:
-        yield from _run_heat(engine, comparison, heat, stop)
+        yield from _run_heat(device, engine, comparison, heat, stop)
         if stop():
             break
     yield from _ask_servers(comparison, stop)
@@ -167,14 +168,14 @@ def compare(engine: Engine, comparison: Comparison, stop: Stop) -> Generator[Eve
     yield result_event(comparison)
 
 
-def _run_heat(engine: Engine, comparison: Comparison, heat: Heat, stop: Stop) -> Iterator[Event]:
+def _run_heat(device: Device, engine: Engine, comparison: Comparison, heat: Heat, stop: Stop) -> Iterator[Event]:
     pairs: dict[int, Any] = {}
     for contender in sorted(heat.contenders, key=lambda each: (each.added, not _needs_draft(each.settings))):
         if stop() or not _asked(heat):
             return
         try:
             if not contender.error:
-                pairs[contender.number] = yield from _pair_for(engine, contender, heat, pairs, stop)
+                pairs[contender.number] = yield from _pair_for(device, engine, contender, heat, pairs, stop)
         except Cancelled:
             return
         except Exception as error:
@@ -212,7 +213,7 @@ def _asked(heat: Heat) -> list[Contender]:
 
 
 def _pair_for(
-    engine: Engine, contender: Contender, heat: Heat, pairs: dict[int, Any], stop: Stop
+    device: Device, engine: Engine, contender: Contender, heat: Heat, pairs: dict[int, Any], stop: Stop
 ) -> Generator[Event, None, Any]:
     """The loaded pair of a contender. A target that needs no second model takes any pair with it."""
     settings = contender.settings
@@ -221,7 +222,7 @@ def _pair_for(
         same_draft = (other.settings.draft, other.settings.draft_precision) == draft
         if other.number in pairs and (same_draft or not _needs_draft(settings)):
             return pairs[other.number]
-    return (yield from loading(engine, _to_load(engine, settings), stop))
+    return (yield from loading(device, engine, _to_load(engine, settings), stop))
 
 
 def _needs_draft(settings: Settings) -> bool:

@@ -61,7 +61,7 @@ class Playground:
         """The page's own way: `values` are those of the sidebar's controls."""
         runs: list[Run] = []
         with self.stops.watch(request) as stop:
-            yield from stream(guarded(self._events(prompt, dict(zip(CONTROLS, values)), stop.is_set, runs)))
+            yield from stream(guarded(self._events(prompt, dict(zip(CONTROLS, values)), stop, runs)))
             if any(run.rounds for run in runs):
                 visit.shown = visit.add("race", runs).number
 
@@ -80,7 +80,7 @@ class Playground:
         runs: list[Run] = []
         with self.stops.watch(request) as stop:
             value = ""
-            for value in stream(guarded(self._events(prompt, controls, stop.is_set, runs))):
+            for value in stream(guarded(self._events(prompt, controls, stop, runs))):
                 yield value, None
             if runs:
                 yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from core.records import Round, Run
 from core.settings import POCKET_NAME, SMOLLM2_NAME, Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from core.inspecting.acceptance import Acceptance
     from core.inspecting.catalogue import Found
     from core.text import Prompt
@@ -59,10 +58,21 @@ class Engine:
         self._loading = Lock()
 
     def fetch(self, settings: Settings, progress: Progress = silent, stop: Stop = never) -> None:
-        """Bring the files of a pair to this machine. Needs no turn on the device; raises Cancelled after `stop`."""
+        """Bring the files of a pair to this machine. Needs no turn on the device; raises Cancelled after `stop`, and
+        UserError before anything large is downloaded for a pair that does not fit."""
         from core.loading import fetch_pair
+        from core.loading.pair import at_hand
 
         self.admit(settings)
+        named = [name for name in (settings.target, settings.draft) if name]
+        if not all(Path(name).expanduser().exists() or at_hand(name) for name in named):
+            progress("Looking whether the models fit into memory…")
+            try:
+                found = self.inspect(settings)
+            except UserError:  # the download has better words for it
+                found = None
+            if found and found["memory"]["fits"] == "no":
+                raise UserError(f"Nothing was downloaded. {found['sentences'][0]}")
         fetch_pair(settings, progress, stop)
 
     def load(

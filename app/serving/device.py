@@ -1,34 +1,54 @@
 """One device, one run at a time: a first-come queue whose members know how many are ahead of them.
 
-A long job in a thread, watched from a generator of events: the page hears how far it is and can still stop.
+A long job in a thread, watched from a generator of events: the page hears how far it is and can still stop. Gradio
+closes such a generator on its event loop when a tab closes, so nothing here waits for a job then: the job keeps the
+device, and gives it back by itself when it ends.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from statistics import median
-from threading import Condition
+from threading import Condition, Thread
 from threading import Event as Flag
 from typing import Any, TypeVar
 
 from core.errors import Cancelled, UserError
 from core.progress import Progress, Stop
 
+log = logging.getLogger(__name__)
+
 CLOSING = "The program is being shut down; what was written so far is kept here."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run that somebody asked for, called like any `Stop`: whether that visitor has pressed Stop since."""
+
+    visitor: str
+    flag: Flag = field(default_factory=Flag)
+
+    def __call__(self) -> bool:
+        return self.flag.is_set()
 
 
 class Turn:
     """A place in the queue."""
 
-    def __init__(self, device: Device, purpose: str | None = None) -> None:
+    def __init__(self, device: Device, purpose: str | None = None, visitor: str | None = None) -> None:
         self._device = device
         self.purpose = purpose
         """What it is for, where it may take as long as somebody likes."""
+        self.visitor = visitor
+        self.holders = 1
+        """The reader of its events, and jobs that are still at work."""
         self.since: float | None = None
         """When the device became ours."""
 
@@ -53,10 +73,16 @@ class Turn:
 
 
 class Device:
-    """Everything that computes takes a turn here, so that no run disturbs the timing of another."""
+    """Everything that computes takes a turn here, so that no run disturbs the timing of another.
+
+    `longest`: how many may wait or run; `of_one`: how many of them for one visitor; `seconds`: how long one may run.
+    None: as many, as long as they like.
+    """
 
     def __init__(self, longest: int = 32, clock: Callable[[], float] = time.monotonic) -> None:
         self.longest = longest
+        self.of_one: int | None = None
+        self.seconds: float | None = None
         self._clock = clock
         self._turns: list[Turn] = []
         self._lasted: deque[float] = deque(maxlen=8)
@@ -78,23 +104,44 @@ class Device:
             return self._changed.wait_for(lambda: not self._turns, seconds)
 
     @contextmanager
-    def turn(self, purpose: str | None = None) -> Iterator[Turn]:
-        """Join the queue; leaves it when the block ends, however it ends."""
-        turn = Turn(self, purpose)
+    def turn(self, purpose: str | None = None, visitor: str | None = None) -> Iterator[Turn]:
+        """Join the queue; leaves it when the block ends, however it ends, and no job holds the device any more."""
+        turn = Turn(self, purpose, visitor)
         with self._changed:
             if self.closing:
                 raise UserError(CLOSING)
             if len(self._turns) >= self.longest:
                 raise UserError(f"{len(self._turns)} runs are waiting already; please try again in a minute.")
+            if visitor and self.of_one and sum(each.visitor == visitor for each in self._turns) >= self.of_one:
+                raise UserError("Your earlier runs are waiting already; please let them end, or stop them, first.")
             self._turns.append(turn)
         try:
             yield turn
         finally:
-            with self._changed:
-                self._turns.remove(turn)
-                if turn.since is not None and turn.purpose is None:
-                    self._lasted.append(self._clock() - turn.since)
-                self._changed.notify_all()
+            self._leave(turn)
+
+    def hold(self) -> Callable[[], None]:
+        """Whoever has the device keeps it until what this returns is called, whatever becomes of the turn's block."""
+        with self._changed:
+            if not self._turns:
+                return lambda: None
+            turn = self._turns[0]
+            turn.holders += 1
+        return lambda: self._leave(turn)
+
+    def _leave(self, turn: Turn) -> None:
+        with self._changed:
+            turn.holders -= 1
+            if turn.holders:
+                return
+            self._turns.remove(turn)
+            if turn.since is not None and turn.purpose is None:
+                self._lasted.append(self._clock() - turn.since)
+            self._changed.notify_all()
+
+    def overdue(self, turn: Turn) -> bool:
+        """Whether a turn has lasted longer than one may."""
+        return self.seconds is not None and turn.since is not None and self._clock() - turn.since > self.seconds
 
     def position(self, turn: Turn) -> int:
         with self._changed:
@@ -141,18 +188,49 @@ Event = dict[str, Any]
 LOOKS_PER_SECOND = 5.0
 
 
+def in_thread(job: Callable[[], T], device: Device | None, name: str = "background") -> Future[T]:
+    """Run a job in a thread of its own; whoever has the `device` keeps it until the job ends."""
+    give_back = device.hold() if device else lambda: None
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found = job()
+        except BaseException as error:
+            give_back()
+            future.set_exception(error)
+        else:
+            give_back()
+            future.set_result(found)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def leave_alone(future: Future[Any]) -> None:
+    """Nobody waits for a job any more: what goes wrong in it goes to the log."""
+
+    def report(ended: Future[Any]) -> None:
+        error = ended.exception()
+        if error is not None and not isinstance(error, (UserError, Cancelled)):
+            log.error("a job failed that nobody waits for any more", exc_info=error)
+
+    if not future.done():
+        future.add_done_callback(report)
+
+
 def in_background(
-    job: Callable[[Progress, Stop], T], stop: Stop, first: str, abandon: bool = False
+    job: Callable[[Progress, Stop], T], stop: Stop, first: str, device: Device | None = None
 ) -> Generator[Event, None, T]:
     """Run `job(progress, stop)` in a thread and return what it returns; what it tells comes as status events, `first`
     to begin with. The job is asked to stop after `stop`, and when the reader of the events goes away.
 
-    A job that may be abandoned is left behind then, to end by itself; any other is waited for, however it ends.
+    A job that uses the `device` is waited for after `stop`, and keeps the device where its reader goes away; one that
+    needs none is left behind.
     """
     told = [first]
     gone = Flag()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="background")
-    future = pool.submit(job, told.append, lambda: gone.is_set() or stop())
+    future = in_thread(lambda: job(told.append, lambda: gone.is_set() or stop()), device)
     shown, stopping = "", False
     try:
         while True:
@@ -164,11 +242,11 @@ def in_background(
             except NotYet:
                 if future.done():  # the job's own
                     raise
-            if stop() and abandon:
+            if stop() and device is None:
                 raise Cancelled("Stopped while downloading; the files that came whole are kept.")
             if stop() and not stopping:
                 stopping = True
                 yield {"e": "status", "kind": "loading", "text": "Stopping: what is being loaded is freed in a moment."}
     finally:
         gone.set()
-        pool.shutdown(wait=not abandon, cancel_futures=True)
+        leave_alone(future)

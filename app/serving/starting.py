@@ -6,18 +6,22 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from app.serving import Engine
 from core.progress import Progress, Stop
 from core.settings import Settings
 
+UPLOADS = "GRADIO_TEMP_DIR"
 HANDED_OVER = 0.0002
 """Seconds after which a thread that only runs Python lets another in; Python's own 0.005 would pass after every
 operation on tensors of one that loads, while the other imports."""
@@ -47,6 +51,17 @@ def leave_garbage() -> None:
     """Importing and loading make a million objects that stay, and looking for garbage among them takes a sixth of a
     start: nobody looks, until `clear_up`."""
     gc.disable()
+
+
+def own_uploads() -> None:
+    """A folder of this program's own for what visitors upload, which goes with it. Before Gradio is imported."""
+    os.environ.setdefault(UPLOADS, tempfile.mkdtemp(prefix="playground-uploads-"))
+
+
+def forget_uploads() -> None:
+    folder = Path(os.environ.get(UPLOADS, ""))
+    if folder.name.startswith("playground-uploads-"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear_up() -> None:
@@ -88,5 +103,6 @@ def serve(page: Any, device: Any, pair: Any) -> None:
     logging.disable()  # of connections cut short
     threading.Timer(1, hang_up, (page,)).start()  # a browser never does by itself
     page.close(verbose=False)
+    forget_uploads()
     if not idle:
         os._exit(0)  # a thread in the middle of a pass would bring the interpreter down

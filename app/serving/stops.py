@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from threading import Event, Lock
 from typing import Any
 
 from gradio import Request
 
 from app.insides import scope_of
+from app.serving.device import Asked
 
 ARRIVED = "arrived"
 LONGEST_WAIT = 60.0
@@ -42,16 +44,16 @@ class Stops:
         self._lock = Lock()
 
     @contextmanager
-    def watch(self, request: Request | None) -> Iterator[Event]:
-        """An event that is set once the visitor behind this request for a run has pressed Stop after it."""
-        visitor = _visitor(request)
-        event = Event()
+    def watch(self, request: Request | None) -> Iterator[Asked]:
+        """The run that this request asks for: whether the visitor behind it has pressed Stop after it."""
+        visitor, asked = _visitor(request), Asked(address_of(request))
+        event = asked.flag
         with self._lock:
             if self._pressed.get(visitor, -math.inf) > _arrival(request):
                 event.set()
             self._going.setdefault(visitor, []).append(event)
         try:
-            yield event
+            yield asked
         finally:
             with self._lock:
                 self._going[visitor].remove(event)
@@ -73,6 +75,24 @@ class Stops:
 def _visitor(request: Request | None) -> str:
     """Whose runs a call starts or stops: those of one browser tab, or of all callers without one."""
     return (request.session_hash if request else None) or "nobody"
+
+
+def address_of(request: Request | None) -> str:
+    """Whose runs count together in the queue: those from one address. Behind a proxy of this machine or its network it
+    is the nearest one that the proxies name which is not theirs; what a visitor puts before it is not believed."""
+    scope = scope_of(request)
+    own = str((scope.get("client") or ("",))[0])
+    told = dict(scope.get("headers") or ()).get(b"x-forwarded-for", b"").decode("latin-1")
+    if not _is_inside(own):
+        return own
+    return next((each for each in map(str.strip, reversed(told.split(","))) if not _is_inside(each)), own)
+
+
+def _is_inside(host: str) -> bool:
+    try:
+        return not ip_address(host).is_global
+    except ValueError:
+        return True
 
 
 def _arrival(request: Request | None) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from app.serving import Engine
-from app.serving.device import CLOSING, Device, Event, Stop, Turn, in_background
+from app.serving.device import CLOSING, Asked, Device, Event, Stop, Turn, in_background
 from core.errors import Cancelled, UserError
-from core.progress import never
+from core.progress import duration, never
 from core.records import Settings
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def with_pair(
     """
 
     def load_and_work() -> Iterator[Event]:
-        yield from work((yield from loading(engine, settings, stop)))
+        yield from work((yield from loading(device, engine, settings, stop)))
 
     yield from fetching(engine, settings, stop)
     yield from with_device(device, stop, load_and_work, purpose)
@@ -59,8 +59,9 @@ def with_pair(
 def with_device(
     device: Device, stop: Stop, work: Callable[[], Iterator[Event]], purpose: str | None = None
 ) -> Iterator[Event]:
-    """The events of `work()` once the device is ours; statuses until then. `purpose`: see `Turn`."""
-    with device.turn(purpose) as turn:
+    """The events of `work()` once the device is ours; statuses until then. `purpose`: see `Turn`. UserError once it has
+    lasted longer than a turn may."""
+    with device.turn(purpose, stop.visitor if isinstance(stop, Asked) else None) as turn:
         while not turn.wait(0.5):
             yield {"e": "status", "kind": "queued", "text": _queued(turn)}
             if stop():
@@ -72,6 +73,9 @@ def with_device(
             yield event
             if device.closing:
                 raise UserError(CLOSING)
+            if device.overdue(turn):
+                longest = duration(device.seconds or 0)
+                raise UserError(f"On this public page a run ends after {longest}; ask for less at a time.")
 
 
 def fetching(engine: Engine, settings: Settings, stop: Stop = never) -> Iterator[Event]:
@@ -81,14 +85,18 @@ def fetching(engine: Engine, settings: Settings, stop: Stop = never) -> Iterator
         def fetch(tell: Any, halt: Stop) -> None:
             engine.fetch(settings, tell, halt)
 
-        yield from in_background(fetch, stop, "Looking for the models…", abandon=True)
+        yield from in_background(fetch, stop, "Looking for the models…")
 
 
-def loading(engine: Engine, settings: Settings, stop: Stop = never) -> Generator[Event, None, Any]:
+def loading(device: Device, engine: Engine, settings: Settings, stop: Stop = never) -> Generator[Event, None, Any]:
     """Load the pair of `settings` and return it, saying how far it is. The device must be ours."""
     if engine.is_loaded(settings):
         return engine.load(settings)
-    return (yield from in_background(lambda tell, halt: engine.load(settings, tell, halt), stop, "Loading the models…"))
+
+    def load(tell: Any, halt: Stop) -> Any:
+        return engine.load(settings, tell, halt)
+
+    return (yield from in_background(load, stop, "Loading the models…", device))
 
 
 def _queued(turn: Turn) -> str:

@@ -34,9 +34,11 @@ def sidebar(
     most: int = MOST_NEW_TOKENS,
     layers: int = 2,
     chat: bool = False,
+    unload: bool = True,
 ) -> dict[str, Any]:
     """The controls by name; `pair` lays out those of the pair (`Picker.build`), `reasons` says of each method why the
-    pair cannot use it (None: it can), `layers` how many the target has, `chat` whether it takes a system prompt."""
+    pair cannot use it (None: it can), `layers` how many the target has, `chat` whether it takes a system prompt;
+    `unload`: whether a visitor may free the models."""
     own: dict[str, dict[str, Any]] = {
         "max_new_tokens": {"most": most},
         "tree": {"visible": METHODS[settings.method].heeds("tree")},
@@ -55,7 +57,7 @@ def sidebar(
         for row in (*ROWS, *((name,) for name in CONTROLS if name not in placed)):
             with gr.Row(elem_classes="pair-of-controls") if len(row) > 1 else nullcontext():
                 controls |= {name: control(name, settings, **own.get(name, {})) for name in row}
-        controls["unload"] = gr.Button("Unload the models", size="sm", elem_id="unload")
+        controls["unload"] = gr.Button("Unload the models", size="sm", elem_id="unload", visible=unload)
         controls["unloaded"] = html_block(elem_id="unloaded")
         html_block(_HELP, elem_id="help")
     controls["method"].change(

@@ -15,7 +15,7 @@ from app.header import short_pair
 from app.insides import PRIVATE, QUIET, UNCHECKED, html_block
 from app.serving import Engine, Offer
 from app.serving.device import Device
-from app.serving.turns import sentence, with_device
+from app.serving.turns import Event, guarded, sentence, with_device
 from app.serving.visit import Visit
 from app.settings import NAMED, pair_from
 from app.sidebar import control, follow_pair, replaced
@@ -230,8 +230,10 @@ class Picker:
             chosen = self._choice(pair)
             drafts = self.engine.drafts(settings) if pair == OTHER else ()
             return card_html(found, chosen.why, chosen.gated, drafts)
-        except Exception:  # the run has said it, or the card does
+        except UserError:  # the run has said it, or the card does
             return gr.skip()
+        except Exception as error:
+            return trouble_html(sentence(error))
 
     def predict(self, gpus: list[str] | None, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
         """What the pair would be like on one or two GPUs that are not here; nothing where none is named."""
@@ -261,16 +263,22 @@ class Picker:
         return pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
 
     def unload(self) -> Iterator[str]:
-        """Free the models in memory once nothing runs; the next run loads what it needs."""
-        freed: list[int] = []
+        """Free the models in memory once nothing runs; the next run loads what it needs. Not for strangers, who share
+        them."""
 
-        def free() -> Iterator[Any]:
-            freed.append(self.engine.unload())
-            yield from ()
+        def free() -> Iterator[Event]:
+            freed = self.engine.unload()
+            text = f"Freed {in_bytes(freed)} of weights." if freed else "Nothing is loaded."
+            yield {"e": "status", "kind": "finished", "text": text}
 
-        for event in with_device(self.device, never, free):
-            yield _said(event["text"])
-        yield _said(f"Freed {in_bytes(freed[0])} of weights." if freed[0] else "Nothing is loaded.")
+        def events() -> Iterator[Event]:
+            if self.engine.public:
+                raise UserError("On this public page the models are everybody's; they stay loaded.")
+            yield from with_device(self.device, never, free)
+
+        for event in guarded(events()):
+            if event["e"] != "done":
+                yield _said(event["text"])
 
     def _choice(self, pair: Any) -> Choice:
         if pair not in self.choices:

@@ -13,9 +13,9 @@ import gradio as gr
 
 from app.assets import asset
 from app.insides import NEWEST, PRIVATE, QUIET, UNCHECKED, html_block, scripted
-from app.parts import status_line, tell_over
+from app.parts import prompts_uploaded, status_line, tell_over
 from app.serving import Engine
-from app.serving.device import Device
+from app.serving.device import Device, in_background
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
 from app.settings import CONTROLS, NAMED, settings_from
@@ -29,9 +29,9 @@ from app.tune.results import command, command_html
 from core.drafting.methods import HEAD
 from core.errors import UserError
 from core.loading.pair import label_of
-from core.progress import duration
+from core.progress import Progress, duration
 from core.settings import POCKET_NAME, Settings
-from core.text import prompts_in, read_prompts
+from core.text import prompts_in
 
 OFF = (
     "Training is off on this public page: it would take the device from everybody else for minutes. Start the app on "
@@ -78,7 +78,7 @@ class Train:
         self, choices: tuple[Any, ...], values: tuple[Any, ...], request: gr.Request, resume: bool
     ) -> Iterator[str]:
         with self.stops.watch(request) as stop:
-            yield from stream(guarded(self._events(choices, values, stop.is_set, resume)))
+            yield from stream(guarded(self._events(choices, values, stop, resume)))
 
     def _events(self, choices: tuple[Any, ...], values: tuple[Any, ...], stop: Stop, resume: bool) -> Iterator[Event]:
         if self.public:
@@ -87,15 +87,14 @@ class Train:
         plan = self._plan(settings, *choices)
 
         def work(pair: Any) -> Iterator[Event]:
-            yield {"e": "status", "kind": "loading", "text": "Loading the target to learn from…"}
-            session = self.engine.training(pair, settings, plan, resume)
-            try:
-                for event in training_events(session, stop):
-                    if event["e"] == "outlook":
-                        self._lengths[session.folder] = event["length"]
-                    yield event
-            finally:
-                self.engine.forget(session.folder)
+            def begin(tell: Progress, halt: Stop) -> Any:
+                return self.engine.training(pair, settings, plan, resume, tell)
+
+            session = yield from in_background(begin, stop, "Loading the target to learn from…", self.device)
+            for event in training_events(session, stop, self.device, lambda: self.engine.forget(session.folder)):
+                if event["e"] == "outlook":
+                    self._lengths[session.folder] = event["length"]
+                yield event
 
         yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 
@@ -289,13 +288,10 @@ def plan_from(amount: Any, unit: str, prompts: str) -> dict[str, Any]:
 
 def prompts_of_file(path: str) -> str:
     """The prompts of a file, one a line; what is wrong with one, as a message on the page."""
-    try:
-        texts = [prompt.text for prompt in read_prompts(path)]
-        if not texts:
-            raise UserError(f"{Path(path).name} holds no prompts.")
-        return "\n".join(text.strip("\n").replace("\n", BREAK) for text in texts)
-    except UserError as error:
-        raise gr.Error(str(error), print_exception=False) from None
+    texts = [prompt.text for prompt in prompts_uploaded(path)]
+    if not texts:
+        raise gr.Error(f"{Path(path).name} holds no prompts.", print_exception=False)
+    return "\n".join(text.strip("\n").replace("\n", BREAK) for text in texts)
 
 
 def component() -> gr.HTML:

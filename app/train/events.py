@@ -9,23 +9,25 @@ ended).
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
-from threading import Thread
 from typing import Any
 
-from app.serving.device import Event, Stop
+from app.serving.device import Device, Event, Stop, in_thread, leave_alone
 from core.progress import duration
 from core.records import Run
 
 TELLS_PER_SECOND = 2.0
 
 
-def training_events(session: Any, stop: Stop) -> Generator[Event, None, None]:
+def training_events(
+    session: Any, stop: Stop, device: Device, ended: Callable[[], object] = lambda: None
+) -> Generator[Event, None, None]:
     """Run a `core.training.session.Session` in a thread of its own, whose settings of PyTorch stay its own, and tell of
-    it. It ends, saved, after `stop` and when the reader goes away."""
+    it. It ends, saved, after `stop` and when the reader goes away, and has the device until then; `ended()` is called
+    at its end."""
     yield {"e": "status", "kind": "running", "text": "Training; other runs wait until it ends."}
     gone, looks = Flag(), SimpleQueue[Any]()
 
@@ -33,12 +35,11 @@ def training_events(session: Any, stop: Stop) -> Generator[Event, None, None]:
         try:
             for look in session.run(lambda: gone.is_set() or stop()):
                 looks.put(look)
+        finally:
+            ended()
             looks.put(None)
-        except BaseException as error:  # raised again by whoever reads
-            looks.put(error)
 
-    thread = Thread(target=work, name="training", daemon=True)
-    thread.start()
+    training = in_thread(work, device, "training")
     try:
         stopping, told = False, time.monotonic()
         while True:
@@ -51,14 +52,13 @@ def training_events(session: Any, stop: Stop) -> Generator[Event, None, None]:
                     stopping = True
                     yield {"e": "status", "kind": "stopping", "text": "Stopping: what was learnt is being saved…"}
                 continue
-            if isinstance(found, BaseException):
-                raise found
             if found is None:
                 break
             yield from look_events(found)
+        training.result()
     finally:
         gone.set()
-        thread.join()
+        leave_alone(training)
     yield standing_event(session)
     yield over_event(session)
 

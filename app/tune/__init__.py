@@ -13,10 +13,11 @@ from gradio.events import api
 
 from app.api import takes_settings
 from app.insides import PRIVATE, QUIET, html_block
-from app.parts import progress_line, run_and_stop, selectors, status_line, stoppable, ticks
+from app.parts import progress_line, prompts_uploaded, run_and_stop, selectors, status_line, stoppable, ticks
 from app.playground import starting_prompts
 from app.serving import Engine
 from app.serving.device import Device
+from app.serving.limits import cost_in_tokens
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
@@ -25,9 +26,9 @@ from app.tune.results import Results, best_settings, fastest_settings
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.measuring.deciding import promised
-from core.progress import duration, never
+from core.progress import duration
 from core.settings import Settings
-from core.text import Prompt, one_of_each_kind, read_prompts
+from core.text import Prompt, one_of_each_kind
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
@@ -40,7 +41,7 @@ SWEPT = ("draft_length", "temperature", "tree", "max_new_tokens")
 """Settings that a sweep tries values of, or has no use for, or a number of its own."""
 MOST_REPEATS = 10
 PUBLIC_BUDGET = 20_000
-"""The most new tokens that a stranger's sweep may take in all."""
+"""What a stranger's sweep may cost in all, in tokens written (app.serving.limits)."""
 TELLS_PER_SECOND = 4
 
 
@@ -68,6 +69,7 @@ class Tune:
         prompts: list[str] | None = None,
         *,
         controls: dict[str, Any],
+        request: gr.Request | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Find the draft length that suits this pair and machine, by measuring.
 
@@ -96,13 +98,14 @@ class Tune:
             repeats,
             SEPARATOR.join(prompts or []),
         )
-        for event in guarded(self._events(*plan, controls, never)):
-            if event["e"] == "error":
-                raise gr.Error(event["text"], print_exception=False)
-            if event["e"] in ("status", "progress"):
-                yield {"status": event["text"], "document": None}
-            if event["e"] == "document":
-                yield {"status": "done", "document": event["document"]}
+        with self.stops.watch(request) as stop:
+            for event in guarded(self._events(*plan, controls, stop)):
+                if event["e"] == "error":
+                    raise gr.Error(event["text"], print_exception=False)
+                if event["e"] in ("status", "progress"):
+                    yield {"status": event["text"], "document": None}
+                if event["e"] == "document":
+                    yield {"status": "done", "document": event["document"]}
 
     def run(
         self,
@@ -119,7 +122,7 @@ class Tune:
         document, told = None, 0.0
         with self.stops.watch(request) as stop:
             plan = (lengths, temperatures, kinds, tokens, repeats, own)
-            for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop.is_set)):
+            for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop)):
                 if event["e"] == "document":
                     document = event["document"]
                 elif event["e"] == "progress" and time.monotonic() - told < 1 / TELLS_PER_SECOND:
@@ -153,11 +156,12 @@ class Tune:
         (repeats,) = _numbers("Repeats", [repeats], whole=True)
         if not 1 <= repeats <= MOST_REPEATS:
             raise UserError(f"Repeats must be between 1 and {MOST_REPEATS}.")
-        total = _runs(lengths, temperatures, prompts, repeats) * settings.max_new_tokens
+        each = _runs(lengths, temperatures, [""], repeats)
+        total = cost_in_tokens([prompt.text for prompt in prompts], each, settings.max_new_tokens)
         if total > self.budget:
             raise UserError(
-                f"This sweep takes up to {total:,} new tokens, past the {self.budget:,} of this public page; choose "
-                "fewer lengths, temperatures, prompts or tokens."
+                f"This sweep costs as much as writing {total:,} tokens, past the {self.budget:,} of this public page; "
+                "choose fewer lengths, temperatures or tokens, or fewer or shorter prompts."
             )
 
         def work(pair: Any) -> Iterator[Event]:
@@ -344,10 +348,7 @@ def own_prompts(text: Any) -> list[Prompt]:
 
 def _read_file(path: str) -> str:
     """The prompts of a file (`core.text.read_prompts`), as they are written in the text area."""
-    try:
-        return SEPARATOR.join(prompt.text for prompt in read_prompts(path))
-    except UserError as error:
-        raise gr.Error(str(error), print_exception=False) from None
+    return SEPARATOR.join(prompt.text for prompt in prompts_uploaded(path))
 
 
 def _runs(lengths: Any, temperatures: Any, prompts: Any, repeats: float) -> float:

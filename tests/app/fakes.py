@@ -259,7 +259,9 @@ class FakeEngine(Engine):
         kept = Kept(folder, lines[-1], True) if lines else None
         return kept, folder
 
-    def training(self, pair: Any, settings: Settings, plan: Mapping[str, Any], resume: bool) -> FakeSession:
+    def training(
+        self, pair: Any, settings: Settings, plan: Mapping[str, Any], resume: bool, progress: Any = None
+    ) -> FakeSession:
         kept, folder = self.kept_head(settings)
         if resume and kept is None:
             raise UserError("There is no training for pocket to resume; start one.")

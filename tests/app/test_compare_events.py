@@ -74,7 +74,7 @@ def run(
     def events() -> Any:
         yield plan_event(comparison)
         yield from fetch_all(engine, comparison, stop)
-        yield from compare(engine, comparison, stop)
+        yield from compare(Device(), engine, comparison, stop)
 
     return list(guarded(events())), comparison
 
@@ -299,5 +299,5 @@ def test_the_api_runs_a_kind_of_prompts_and_knows_no_others() -> None:
 def test_strangers_may_not_hold_the_device_for_long() -> None:
     engine = FakeEngine(pace=0)
     engine.public = True
-    with pytest.raises(Exception, match="fewer prompts, lanes or new tokens"):
+    with pytest.raises(Exception, match="fewer or shorter prompts, fewer lanes or new tokens"):
         list(tab(engine).compare([{}, {}], prompts="all", max_new_tokens=512))

@@ -1,12 +1,17 @@
 import threading
+import time
+from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import fastapi
 import gradio as gr
 import pytest
 
-from app.serving.device import Device, when_free
-from app.serving.stops import ARRIVED, LONGEST_WAIT, Stops
+from app.serving.device import Device, in_background, when_free
+from app.serving.limits import cost_in_tokens
+from app.serving.stops import ARRIVED, LONGEST_WAIT, Stops, address_of
+from app.serving.turns import guarded, with_device
 from core.errors import UserError
 
 
@@ -79,9 +84,9 @@ def test_stop_reaches_ones_own_runs_only() -> None:
     ann, bob = request_of("ann"), request_of("bob")
     with stops.watch(ann) as first, stops.watch(ann) as second, stops.watch(bob) as other:
         assert stops.stop(ann) == 2
-        assert first.is_set()
-        assert second.is_set()
-        assert not other.is_set()
+        assert first()
+        assert second()
+        assert not other()
     assert stops.stop(ann) == 0
 
 
@@ -90,10 +95,10 @@ def test_a_stop_reaches_a_run_that_was_asked_for_before_it_and_begins_after_it()
     stops.stop(request_of("ann", arrived=2.0))
     for visitor, arrived, stopped in (("ann", 1.0, True), ("ann", 3.0, False), ("bob", 1.0, False)):
         with stops.watch(request_of(visitor, arrived)) as event:
-            assert event.is_set() == stopped
+            assert event() == stopped
     stops.stop(request_of("bob", arrived=2.0 + LONGEST_WAIT))
     with stops.watch(request_of("ann", arrived=1.0)) as event:
-        assert not event.is_set()  # forgotten: a page may have many visitors
+        assert not event()  # forgotten: a page may have many visitors
 
 
 def test_the_wait_is_told_from_how_long_the_last_turns_took() -> None:
@@ -117,3 +122,88 @@ def test_the_wait_is_told_from_how_long_the_last_turns_took() -> None:
         assert third.expected_wait == pytest.approx(2.5 + 4.5)
         now[0] += 60.0
         assert second.expected_wait == 0.0
+
+
+def test_a_job_keeps_the_device_when_its_reader_goes_away() -> None:
+    """Nobody waits for it: Gradio closes the events of a tab that closed on the loop that answers everybody."""
+    device, go_on = Device(), Event()
+    with device.turn() as turn:
+        assert turn.wait(0)
+        events = in_background(lambda tell, halt: go_on.wait(10), lambda: False, "Loading…", device)
+        next(events)
+        begun = time.monotonic()
+        events.close()
+    assert time.monotonic() - begun < 1
+    with device.turn() as theirs:
+        assert not theirs.wait(0.05)
+        go_on.set()
+        assert theirs.wait(5)
+    assert device.drain(0)
+
+
+def test_what_goes_wrong_in_a_job_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    device, go_on = Device(), Event()
+
+    def job(tell: Any, halt: Any) -> None:
+        go_on.wait(10)
+        raise RuntimeError("lost")
+
+    with device.turn() as turn:
+        assert turn.wait(0)
+        events = in_background(job, lambda: False, "Loading…", device)
+        next(events)
+        events.close()
+        go_on.set()
+    assert device.drain(5)
+    until = time.monotonic() + 5
+    while "nobody waits for" not in caplog.text and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "RuntimeError: lost" in caplog.text
+
+
+def test_one_visitor_takes_only_so_many_places() -> None:
+    device = Device()
+    device.of_one = 2
+    with device.turn(visitor="ann"), device.turn(visitor="bob"), device.turn(visitor="ann"):
+        third = device.turn(visitor="ann")
+        with pytest.raises(UserError, match="Your earlier runs"):
+            third.__enter__()
+    with device.turn(visitor="ann"):
+        pass
+
+
+def test_a_turn_ends_when_it_has_lasted_too_long() -> None:
+    now = [0.0]
+    device = Device(clock=lambda: now[0])
+    device.seconds = 60.0
+
+    def work() -> Iterator[dict[str, Any]]:
+        while now[0] < 1000:
+            now[0] += 25.0
+            yield {"e": "progress"}
+
+    events = list(guarded(with_device(device, lambda: False, work)))
+    assert now[0] == 75.0
+    assert "ends after 60 seconds" in events[-2]["text"]
+    assert device.drain(0)
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "address"),
+    [
+        ("93.184.216.34", "8.8.8.8", "93.184.216.34"),  # nobody stands between: what is claimed is not believed
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("127.0.0.1", "8.8.8.8, 1.1.1.1", "1.1.1.1"),
+        ("10.0.0.7", "8.8.8.8, 1.1.1.1, 10.1.2.3", "1.1.1.1"),
+        ("10.0.0.7", "nonsense", "10.0.0.7"),
+    ],
+)
+def test_a_visitor_is_an_address(client: str, forwarded: str, address: str) -> None:
+    scope = {"type": "http", "client": (client, 5000), "headers": [(b"x-forwarded-for", forwarded.encode())]}
+    assert address_of(gr.Request(request=fastapi.Request(scope))) == address
+
+
+def test_prompts_count_as_well_as_answers() -> None:
+    """Fifty prompts of 8,000 tokens with one new token each, in 400 variants, are no small sweep."""
+    assert cost_in_tokens(["x" * 24_000] * 50, 400, 1) > 40_000_000
+    assert cost_in_tokens(["def f():"], 10, 48) == pytest.approx(480, abs=10)

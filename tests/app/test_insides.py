@@ -19,8 +19,20 @@ from starlette.middleware import Middleware
 
 from app.api import FOR_PROGRAMS
 from app.assets import ASSETS, address, asset, modules
-from app.insides import UNCHECKED, give, hang_up, leave_undocumented, on_load, scope_of, sent_by, sent_with
+from app.insides import (
+    UNCHECKED,
+    BoundedUploads,
+    give,
+    hang_up,
+    leave_undocumented,
+    on_load,
+    scope_of,
+    sent_by,
+    sent_with,
+    uploaded_bytes,
+)
 from app.page import STYLES, build
+from app.parts import prompts_uploaded
 from app.serving.stops import ARRIVED, Arrivals
 from app.tokens.charts import figure, tools
 
@@ -208,3 +220,37 @@ def test_what_follows_the_pair_takes_the_method_of_before() -> None:
         and "method" in {block.elem_id for block in function.inputs}
     ]
     assert len(following) == 3 and not any(function.preprocess for function in following)
+
+
+def test_an_upload_is_deleted_once_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
+    file = tmp_path / "uploads" / "a-hash" / "prompts.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text("one\ntwo\n")
+    assert [prompt.text for prompt in prompts_uploaded(str(file))] == ["one", "two"]
+    assert not file.parent.exists()
+    other = tmp_path / "mine.txt"
+    other.write_text("one\n")
+    prompts_uploaded(str(other))
+    assert other.exists(), "nothing is deleted that nobody uploaded"
+
+
+def test_uploads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio's own address for them is open to anybody who reaches the page."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setattr("app.insides.MOST_UPLOADED", 100)
+    with gr.Blocks(analytics_enabled=False) as page:
+        gr.UploadButton()
+    middleware = [Middleware(BoundedUploads)]
+    _, address, _ = page.launch(
+        prevent_thread_lock=True, quiet=True, app_kwargs={"middleware": middleware}, ssr_mode=False
+    )
+    try:
+        answers = [
+            httpx.post(f"{address}gradio_api/upload", files={"files": (f"{n}.txt", b"x" * 60)}).status_code
+            for n in range(4)
+        ]
+    finally:
+        page.close(verbose=False)
+    assert answers == [200, 200, 507, 507]
+    assert uploaded_bytes() > 100

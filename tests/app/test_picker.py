@@ -348,7 +348,7 @@ def test_a_job_is_told_when_its_reader_goes_away():
     events = in_background(job, lambda: False, "Going…")
     next(events)
     events.close()
-    assert seen.is_set()
+    assert seen.wait(5)
 
 
 def test_the_header_of_a_pair_that_is_not_loaded_and_remarks_on_one_that_is():
@@ -402,3 +402,37 @@ def test_after_a_run_the_card_goes_by_what_rounds_cost_here(monkeypatch) -> None
     assert "Predicted" in picker.learn("small-pair", "", "", "", "auto", "auto", visit)
     found["predictions"][0]["basis"] = "bytes"
     assert picker.learn("small-pair", "", "", "", "auto", "auto", visit) == gr.skip(), "it would say what it said"
+
+
+def test_strangers_do_not_unload_what_others_use():
+    engine = FakeEngine()
+    device = Device(longest=1)
+    assert "Freed 33 MB" in list(Picker(engine, device).unload())[-1]
+    with device.turn():
+        assert "waiting already" in list(Picker(engine, device).unload())[-1]
+    engine.public = True
+    assert "stay loaded" in list(Picker(engine, device, public=True).unload())[-1]
+
+
+def test_nothing_is_downloaded_for_a_pair_that_does_not_fit(monkeypatch):
+    """Told by the header of its weights, before the first of its gigabytes."""
+    Loads(monkeypatch)
+    fetched = []
+    monkeypatch.setattr("core.loading.fetch_pair", lambda *_: fetched.append(True))
+    engine = Engine(Settings())
+    fits = {"fits": "no"}
+    engine.inspect = lambda settings: {"memory": fits, "sentences": ["It needs about 90 GB of RAM."]}
+    with pytest.raises(UserError, match=r"Nothing was downloaded\. It needs about 90 GB"):
+        engine.fetch(Settings("a/a"))
+    assert not fetched
+    fits["fits"] = "yes"
+    engine.fetch(Settings("a/a"))
+    assert fetched
+
+
+def test_a_card_that_cannot_be_drawn_anew_says_so(caplog):
+    engine = FakeEngine()
+    engine.inspect = lambda *_: {}["memory"]
+    asked = ("default", "", "", "", "auto", "auto")
+    assert "failed on our side" in Picker(engine, Device()).learn(*asked, Visit())
+    assert "KeyError" in caplog.text

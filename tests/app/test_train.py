@@ -32,7 +32,7 @@ def session(tmp_path: Path) -> FakeSession:
 
 
 def test_a_training_is_told_look_by_look(session: FakeSession) -> None:
-    events = list(training_events(session, never))
+    events = list(training_events(session, never, Device()))
     looks = [event for event in events if event["e"] == "look"]
     assert [look["agreement"] for look in looks] == [
         each.standing.agreement for each in session.looks if not each.sample
@@ -50,7 +50,7 @@ def test_a_training_is_told_look_by_look(session: FakeSession) -> None:
 def test_the_standing_is_told_while_looks_come_fast(session: FakeSession) -> None:
     """A counter that waits for a pause of the looks would stand still."""
     session.pace, session.looks = 1.0, session.looks * 2
-    events = training_events(session, never)
+    events = training_events(session, never, Device())
     times = [time.monotonic() for event in events if event["e"] == "standing"]
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 1
 
@@ -59,7 +59,7 @@ def test_stop_ends_it_and_says_that_nothing_is_lost(session: FakeSession) -> Non
     session.endless = True
     asked = threading.Event()
     events = []
-    for event in training_events(session, asked.is_set):
+    for event in training_events(session, asked.is_set, Device()):
         events.append(event)
         if event["e"] == "sample":
             asked.set()
@@ -69,16 +69,22 @@ def test_stop_ends_it_and_says_that_nothing_is_lost(session: FakeSession) -> Non
 
 def test_a_reader_who_goes_away_ends_it_too(session: FakeSession) -> None:
     session.endless = True
-    events = training_events(session, never)
-    next(event for event in events if event["e"] == "look")
-    assert not session.ended.is_set()
-    events.close()
-    assert session.ended.is_set()
+    device, ended = Device(), threading.Event()
+    with device.turn() as turn:
+        assert turn.wait(0)
+        events = training_events(session, never, device, ended.set)
+        next(event for event in events if event["e"] == "look")
+        assert not session.ended.is_set()
+        events.close()
+    assert ended.wait(5) and session.ended.is_set()
+    assert device.drain(5)
 
 
 def test_what_goes_wrong_in_its_thread_is_a_sentence(session: FakeSession) -> None:
     session.fault = UserError("The disk is full; free some space and resume.")
-    assert told(guarded(training_events(session, never)), "error") == [{"e": "error", "text": str(session.fault)}]
+    assert told(guarded(training_events(session, never, Device())), "error") == [
+        {"e": "error", "text": str(session.fault)}
+    ]
 
 
 def test_others_are_told_what_they_wait_for() -> None:

@@ -107,6 +107,9 @@ def test_what_a_visit_takes_is_what_it_counts() -> None:
         for part in range(5):
             visit.add("opened", open_file(large_file(part)).runs, "a file")
             assert visit.entries[-1].runs
+        unpacked = app.serving.visit._unpacked
+        assert sum(size for size, _ in unpacked.values()) <= app.serving.visit.MOST_UNPACKED
+        unpacked.clear()  # of all visitors together, and bounded by itself
         gc.collect()
         kept, _ = tracemalloc.get_traced_memory()
     finally:

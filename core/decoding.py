@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft, Drafter
+from core.drafting.chain import confidence_of
 from core.drafting.length import Controller, Growing
 from core.errors import Cancelled
 from core.progress import Stop, never
@@ -164,11 +165,21 @@ def record(step: Step, index: int, sampling: Sampling, stop_ids: frozenset[int],
     emitted = Token(verdict.token, "", verdict.outcome, p=verdict.token_p) if cut is None else None
     seconds = step.draft_seconds, step.verify_seconds, step.other_seconds
     shape = "x".join(map(str, step.draft.shape)) if step.draft.shape else None
-    asked = step.gamma, shape, step.draft.source
+    asked = step.gamma, shape, step.draft.source, step.draft.ended, step.draft.refused
+    for token, confidence in zip(drafted, _confidences(step.draft)):
+        token.confidence = confidence
     round_ = Round(index, drafted, emitted, *seconds, step.target_cache, step.draft_cache, *asked)
     if tops:
         _record_tops(round_, step, sampling, tops)
     return round_
+
+
+def _confidences(draft: Draft) -> list[float]:
+    """How sure the drafter was of each token of a chain; asked here where the draft did not depend on it."""
+    if draft.confidences is not None:
+        return draft.confidences
+    chain = draft.parents is None and draft.logits
+    return confidence_of(torch.cat(draft.logits), draft.probs).tolist() if chain else []
 
 
 def _parents(draft: Draft) -> list[int | None]:

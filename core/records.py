@@ -24,6 +24,9 @@ Outcome = Literal["accepted", "rejected", "ignored", "corrected", "bonus", "plai
 
 StopReason = Literal["eos", "length", "cancelled"]
 Source = Literal["ngram", "model"]
+Ended = Literal["length", "unsure", "odds", "nothing"]
+"""Why a draft ended: it was as long as asked; the drafter was too unsure of the next token; what it had was too
+uncertain for another token to be worth its time; it had nothing more to propose."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,8 @@ class Token:
     `p` and `q` are the target's and the drafter's probability of it after the whole sampler chain; `q` is None for an
     emitted token. `parent` is the index in `Round.drafted` of the token it continues, None for a first token. `draw` is
     the uniform number of its acceptance test, None where nobody judged it. `text` is what it adds to the text: empty
-    while a multi-byte character is incomplete; the token that completes the character carries it.
+    while a multi-byte character is incomplete; the token that completes the character carries it. `confidence` is the
+    highest probability of the distribution a network drafted it from (at temperature 0, of its softmax), in a chain.
     """
 
     id: int
@@ -54,13 +58,15 @@ class Token:
     draw: float | None = None
     top_target: list[Candidate] | None = None
     top_draft: list[Candidate] | None = None
+    confidence: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, but for the top lists where none were asked for."""
-        return {k: v for k, v in asdict(self).items() if v is not None or not k.startswith("top_")}
+        """Every field, but for those that not every token has."""
+        return {k: v for k, v in asdict(self).items() if v is not None or k not in OPTIONAL}
 
 
-ASKED = ("draft_length", "tree", "source")
+OPTIONAL = ("top_target", "top_draft", "confidence")
+ASKED = ("draft_length", "tree", "source", "ended", "refused")
 """What a round says of how its draft came about."""
 
 
@@ -78,7 +84,8 @@ class Round:
     """One draft and the target pass that judged it; times in seconds of engine time.
 
     `draft_length` is how deep a draft was asked for, `tree` its shape where it is a tree ("3x2x1": children by depth),
-    `source` who drafted where an n-gram and a model take turns: with the seed, what repeats the round.
+    `source` who drafted where an n-gram and a model take turns: with the seed, what repeats the round. `ended` says why
+    the draft did; where the drafter was too unsure of the next token, `refused` is its highest probability there.
     `draft_cache` is None where the drafter has no cache of its own in the target's tokens; `target_cache` and
     `draft_length` are None in documents from before they were recorded.
     """
@@ -94,6 +101,8 @@ class Round:
     draft_length: int | None = None
     tree: str | None = None
     source: Source | None = None
+    ended: Ended | None = None
+    refused: float | None = None
 
     @property
     def seconds(self) -> float:

@@ -167,9 +167,26 @@ def draft_step(run: Run, trace: RoundTrace) -> str:
     parts.append(
         f'<p class="chips">{" ".join(_guess(token, drafted_by_model(run, round_)) for token in round_.drafted)}</p>'
     )
+    parts.append(_why_it_ended(round_))
     if drafted_by_model(run, round_):
         parts.append(_draft_shapes(run, trace, levels))
     return "".join(parts)
+
+
+def _why_it_ended(round_: Round) -> str:
+    """Of a draft that auto has ended; nothing of one that was as long as asked."""
+    before = "That was decided before the token was drawn, from nothing that it turned out to be."
+    if round_.refused is not None:
+        return paragraph(
+            f"It ended there because of the next token the drafter gave even the likeliest only "
+            f"{probability(round_.refused)}: to draft and check another would have cost more than it brings. {before}"
+        )
+    if round_.ended == "odds":
+        return paragraph(
+            "It ended there because it was uncertain enough that all of these stand: another pass of the drafter would "
+            f"have cost more than it brings. {before}"
+        )
+    return ""
 
 
 def _why_nothing(run: Run, trace: RoundTrace) -> str:
@@ -178,6 +195,11 @@ def _why_nothing(run: Run, trace: RoundTrace) -> str:
         return "This run decoded plainly: no drafts. Choose another method in the sidebar to see speculation."
     if left <= 1:
         return "One token was left to write, and the target's own pass gives one: a draft could not have been used."
+    if (refused := run.rounds[trace.index].refused) is not None:
+        return (
+            f"The drafter gave its likeliest first token {probability(refused)}: with so little, a guess would have "
+            "cost more than it brings, so none was made. That was decided before the token was drawn."
+        )
     if METHODS[run.settings.method].ngram:
         return "The last words had not occurred before, so there was nothing to copy. The round was a plain step."
     return "The draft length was 0: with the acceptance so far and the costs measured here, a plain step promised more."

@@ -14,7 +14,7 @@ from app.history.parts import MOST_IDS, Chance, Count, Id, LongText, Name, Part,
 from app.history.server_file import LoadFile, ServerRunFile
 from core.drafting.methods import HEAD
 from core.errors import UserError
-from core.records import SCHEMA, Run, run_from_dict
+from core.records import SCHEMA, Ended, Run, run_from_dict
 from core.servers.load import Load
 from core.servers.records import ServerRun, server_run_from_dict
 from core.servers.report import load_from_document
@@ -59,6 +59,7 @@ class DraftedFile(Part):
     draw: Annotated[float, Field(ge=0, le=1)] | None
     top_target: Tops | None = None
     top_draft: Tops | None = None
+    confidence: Chance | None = None
 
 
 class CacheFile(Part):
@@ -85,6 +86,8 @@ class RoundFile(Part):
     draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFTED)] | None = None
     tree: Annotated[str, Field(max_length=100)] | None = None
     source: Literal["ngram", "model"] | None = None
+    ended: Ended | None = None
+    refused: Chance | None = None
 
     @model_validator(mode="after")
     def parents_come_first(self) -> Self:

@@ -73,14 +73,17 @@ class RoundCosts:
 
     `target`: the target's pass over n tokens as it stands in a round: one is a plain step, n behind n - 1 drafted.
     `draft`: the drafter's first pass of a round, over the newest token and those it missed; `following`: its pass over
-    one token right behind another of its own (without it, draft(1)). `overhead`: what any round takes beside its
-    passes. `catches_up`: whether tokens that others drafted, or nobody, are still to be read by the drafter.
+    one token right behind another of its own (without it, draft(1)). Beside its passes, a round takes `overhead`, and
+    for each drafted token what it takes to draw it, `drawing`, and to judge it, `judging`. `catches_up`: whether tokens
+    that others drafted, or nobody, are still to be read by the drafter.
     """
 
     target: Seconds
     draft: Seconds = free
     following: float | None = None
     overhead: float = 0.0
+    drawing: float = 0.0
+    judging: float = 0.0
     catches_up: bool = True
 
     @property
@@ -93,12 +96,17 @@ class RoundCosts:
         """Of one more token of a chain."""
         return self.draft(1) if self.following is None else self.following
 
-    def chain(self, length: int, behind: int = 0) -> float:
-        """Of a round that drafts `length` tokens one by one, the drafter being `behind` tokens late."""
-        if not length:
+    def chain(self, length: int, behind: int = 0, refused: bool = False) -> float:
+        """Of a round that drafts `length` tokens one by one, the drafter being `behind` tokens late; `refused`: it
+        looked at one token more and did not draft it."""
+        if not length + refused:
             return self.plain
-        drafting = self.draft(1) + self.late(behind) + (length - 1) * self.step
-        return drafting + self.target(length + 1) + self.overhead
+        drafting = self.draft(1) + self.late(behind) + (length + refused - 1) * self.step
+        return drafting + (length + refused) * self.drawing + self.checked(length)
+
+    def checked(self, drafted: int) -> float:
+        """What a round takes beside drafting so many tokens."""
+        return self.target(drafted + 1) + drafted * self.judging + self.overhead
 
     def tree(self, shape: Shape, behind: int = 0) -> float:
         """Of a round that drafts a tree: a pass of the drafter for each level, over the tree so far. A tree that does
@@ -108,7 +116,7 @@ class RoundCosts:
         levels = [count_nodes(shape[:depth]) for depth in range(1, len(shape) + 1)]
         warm = self.step - self.draft(1)
         drafting = self.draft(1) + self.late(behind) + sum(self.draft(nodes) + warm for nodes in levels[:-1])
-        return drafting + self.target(levels[-1] + 1) + self.overhead
+        return drafting + levels[-1] * self.drawing + self.checked(levels[-1])
 
     def grown(self, short: CostTable, here: CostTable, share: float) -> RoundCosts:
         """Of rounds behind a longer text, by the same passes of the target behind a `short` one and `here`: each row
@@ -162,10 +170,11 @@ def exit_costs(verify: CostTable, draft: CostTable) -> RoundCosts:
 
 def missed(round_: Round, behind: int, drafted: bool = True) -> int:
     """How many tokens a drafter of chains is late after a round, `behind` before it; `drafted`: by it."""
-    if not (drafted and round_.drafted):
+    looked_further = round_.refused is not None
+    if not (drafted and (round_.drafted or looked_further)):
         return behind + len(round_.kept)
-    # After full acceptance it has not fed its own last token.
-    return int(all(token.outcome == "accepted" for token in round_.drafted))
+    # After full acceptance it has not fed its own last token, unless for a look at the next.
+    return int(not looked_further and all(token.outcome == "accepted" for token in round_.drafted))
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,6 @@ def promise(rounds: Sequence[Round], costs: RoundCosts) -> Promise:
     for round_ in rounds:
         drafted = len(round_.drafted)
         tokens += expected_tokens_by_position(reached, drafted)
-        seconds += costs.chain(drafted, behind) - costs.overhead
+        seconds += costs.chain(drafted, behind, round_.refused is not None) - costs.overhead
         behind = missed(round_, behind)
     return Promise(tokens, seconds, len(rounds), costs.target(1))

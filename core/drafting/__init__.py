@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from core.drafting.length import Recorded
     from core.progress import Stop
-    from core.records import Source
+    from core.records import Ended, Source
     from core.runners import Runner
 
 
@@ -27,7 +27,9 @@ class Draft:
     `replacement`: siblings of a tree were drawn independently (see `core.verification.verify_tree`).
     `shape`: of a tree, how many children each node was to get, by depth. `source`: which of two drafters it is from.
     `logits` are the drafter's rows, kept only to show what it would rather have said; of a drafter with a vocabulary
-    of its own, `ids` are its columns' ids in the target's."""
+    of its own, `ids` are its columns' ids in the target's. `confidences` [k] are the highest probabilities of the laws
+    where somebody asked; `ended` says why the draft did, `refused` how sure it was of the token it left out for that.
+    """
 
     tokens: Tensor
     probs: Tensor | None = None
@@ -37,6 +39,9 @@ class Draft:
     source: Source | None = None
     logits: list[Tensor] = field(default_factory=list)
     ids: Tensor | None = None
+    confidences: list[float] | None = None
+    ended: Ended | None = None
+    refused: float | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -10,14 +10,19 @@ from importlib import import_module
 
 from core.costs import GROWN, MEASURED_LENGTHS
 from core.costs.rounds import PassCosts, RoundCosts
+from core.costs.sampling import SamplingCosts, time_sampling
 from core.drafting import Drafter
-from core.drafting.length import Adaptive, Controller, Fixed, Growing
+from core.drafting.chain import Ending
+from core.drafting.length import Acceptance, Adaptive, Confident, Controller, Fixed, Growing
 from core.drafting.methods import HEAD, METHODS, Means, method_of
 from core.errors import UserError
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
 from core.sampling import Sampling
 from core.settings import SPECS, Settings
+
+WORTH_WAITING = 0.05
+"""How much of a drafter's pass the host may wait to know how sure it is."""
 
 
 @dataclass
@@ -32,15 +37,28 @@ class Parts:
     resources: ExitStack
     room: int = 0
 
+    waiting: float = 0.0
+    """Seconds for which the host would wait for a number of the drafter's."""
+
     @property
     def sampling(self) -> Sampling:
         return Sampling.of(self.settings)
 
-    def length(self, prior: float | None = None) -> Controller:
-        """What decides the length of chains; `prior`: the acceptance to expect at first."""
+    def length(self) -> Controller:
+        """What decides the length of chains that say nothing of how sure they are."""
+        return Adaptive(self.costs) if self.settings.draft_length == "auto" else Fixed(self.settings.draft_length)
+
+    def chain(self, prior: float | None = None) -> tuple[Controller, Ending | None]:
+        """What decides the length of a network's chains, and where each ends; `prior`: the acceptance to expect at
+        first. Where the host would wait long for how sure the drafter is, only the length is decided, round by round.
+        """
         if self.settings.draft_length != "auto":
-            return Fixed(self.settings.draft_length)
-        return Adaptive(self.costs) if prior is None else Adaptive(self.costs, prior=prior)
+            return Fixed(self.settings.draft_length), None
+        expected = Acceptance.PRIOR if prior is None else prior
+        if self.waiting > WORTH_WAITING * self.costs.step:
+            return Adaptive(self.costs, prior=expected), None
+        confident = Confident(replace(self.costs, drawing=self.costs.drawing + self.waiting), prior=expected)
+        return confident, confident
 
 
 Built = tuple[Drafter, Controller]
@@ -90,8 +108,15 @@ def build_drafter(
     method = SPECS["method"].read(settings.method)
     if reason := METHODS[method].missing(means_of(pair)):
         raise UserError(f"The method {method} is off: {reason}.")
-    costs = round_costs(pair, settings)
-    drafter, length = way_of(method).build(Parts(pair, target, settings, costs, resources, room))
+    sampled = sampling_costs(pair, settings)
+    costs = replace(
+        round_costs(pair, settings),
+        overhead=sampled.plain,
+        drawing=sampled.drawing,
+        judging=sampled.judging,
+    )
+    parts = Parts(pair, target, settings, costs, resources, room, sampled.waiting)
+    drafter, length = way_of(method).build(parts)
     refit = [part.refit for part in (length, drafter) if hasattr(part, "refit")]  # type: ignore[attr-defined]
     if not hasattr(length, "refit"):  # a length of one's own is no choice by costs
         return drafter, length
@@ -106,6 +131,16 @@ def layers_of(pair: Pair, drafter: Drafter, method: str) -> int:
     if network == "draft" and pair.draft:
         return pair.draft.layers
     return getattr(drafter, "exit_layer", 0) if network == "target" else int(network == "head")
+
+
+def sampling_costs(pair: Pair, settings: Settings) -> SamplingCosts:
+    """What sampling as these settings say costs beside the passes; measured once."""
+    sampling, network = Sampling.of(settings), METHODS[settings.method].network
+    own = pair.head.fused.draft_vocab_size if pair.head and network == "head" else pair.target.vocab_size
+    key = sampling, own
+    if key not in pair.sampling:
+        pair.sampling[key] = time_sampling(sampling, pair.target.vocab_size, own, pair.target.device)
+    return pair.sampling[key]
 
 
 def round_costs(pair: Pair, settings: Settings) -> RoundCosts:

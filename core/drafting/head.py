@@ -21,6 +21,7 @@ from torch import Tensor
 from core.costs.rounds import PassCosts, RoundCosts
 from core.drafting import Draft
 from core.drafting.build import Built, Parts, Way
+from core.drafting.chain import Chain, Ending
 from core.drafting.length import Adaptive, Fixed, Recorded
 from core.errors import Cancelled
 from core.heads.graph import GraphHeadRunner
@@ -70,9 +71,6 @@ class HeadReader(Generic[R]):
         synchronise(self.runner.device)
         return engine_time() - start
 
-    def repeat(self, recorded: Recorded) -> None:
-        """It decides nothing beside the tokens."""
-
     def truncate(self, length: int) -> None:
         # A row needs the token after its own.
         self.runner.truncate(max(0, min(self._stable, length - 1 - self._begins)))
@@ -118,6 +116,12 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
     A reduced vocabulary's law is zero for every token outside it.
     """
 
+    def __init__(
+        self, runner: AnyHeadRunner, features: Features, sampling: Sampling, ending: Ending | None = None
+    ) -> None:
+        super().__init__(runner, features, sampling)
+        self.ending = ending
+
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         if not length or not self._can_go_on(context):
             return Draft.none(self.runner.device)
@@ -126,21 +130,16 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         head, output = self.runner.head, self._refresh(context)
         if output is None:
             return Draft.none(self.runner.device)
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        logits: list[Tensor] = []
-        while True:
-            row = head.logits(output)
-            index, q = self._sampling.choose(row, uniforms[len(tokens) : len(tokens) + 1])
-            if q is not None:
-                probs.append(q)
-            tokens.append(head.target_ids[index])
-            logits.append(row)
-            if len(tokens) == length:
-                break
-            output = self.runner.draft(tokens[-1], output)
-        q = head.on_target(torch.cat(probs), 0.0) if probs else None
-        return Draft(torch.cat(tokens), q, logits=logits, ids=head.target_ids)
+        chain = Chain(length, self._sampling, uniforms, self.ending)
+        while (drawn := chain.draw(head.logits(output))) is not None and chain.goes_on():
+            output = self.runner.draft(head.target_ids[drawn], output)
+        draft = chain.draft(self.runner.device)
+        draft.tokens, draft.ids = head.target_ids[draft.tokens], head.target_ids
+        draft.probs = None if draft.probs is None else head.on_target(draft.probs, 0.0)
+        return draft
+
+    def repeat(self, recorded: Recorded) -> None:
+        self.ending = None  # the lengths are the recorded ones
 
     def _replayed(self, runner: GraphHeadRunner, context: list[int], length: int, uniforms: Tensor) -> Draft:
         """The same in one replay, the features that are new included."""
@@ -153,7 +152,7 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         chain = runner.chain(ids, rows, length, self._sampling.choose, self._sampling, uniforms)
         self._output = chain.output
         q = None if chain.probs is None else head.on_target(chain.probs, 0.0)
-        return Draft(chain.tokens, q, logits=list(chain.logits.split(1)), ids=head.target_ids)
+        return Draft(chain.tokens, q, logits=list(chain.logits.split(1)), ids=head.target_ids, ended="length")
 
 
 TreeRunner = HeadRunner | GraphHeadRunner
@@ -257,7 +256,9 @@ def _build(parts: Parts) -> Built:
     head = parts.pair.head
     assert head is not None
     runner = parts.resources.enter_context(head.lease(parts.room))
-    return HeadDrafter(runner, parts.target.watch(head.layers), parts.sampling), parts.length()
+    # A replay draws a whole chain: only its length can be decided.
+    length, ending = (parts.length(), None) if isinstance(runner, GraphHeadRunner) else parts.chain()
+    return HeadDrafter(runner, parts.target.watch(head.layers), parts.sampling, ending), length
 
 
 def _build_tree(parts: Parts) -> Built:

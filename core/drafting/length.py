@@ -5,6 +5,7 @@ Every choice is made before anything is drawn, from the past and the text alone:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,6 +77,8 @@ class Recorded:
 
     def next(self, context: list[int]) -> int:
         self._round = next(self._rounds)
+        if self._round.ended in ("unsure", "odds"):
+            return len(self._round.drafted)
         return self._round.draft_length or 0
 
     def shape(self) -> tuple[int, ...]:
@@ -200,6 +203,117 @@ class Adaptive:
     def pass_over(self, round_: Round) -> None:
         """A round in which another drafter drafted, or nobody."""
         self._behind = missed(round_, self._behind, drafted=False)
+
+
+class Worth:
+    """How often a drafter's tokens stand, by its highest probability before they were drawn, and how often it is how
+    sure; newer outcomes count more. Both begin with what trained heads and small models have shown, `prior` being how
+    often this one's tokens are expected to stand."""
+
+    BOUNDS = (0.2, 0.4, 0.6, 0.8, 0.95)
+    STOOD = (0.12, 0.3, 0.5, 0.7, 0.88, 0.985)
+    SHARES = (0.06, 0.14, 0.16, 0.14, 0.15, 0.35)
+    WEIGHT, MEMORY = 8.0, 0.97
+    FORGETS = 0.98
+
+    def __init__(self, prior: float = Acceptance.PRIOR) -> None:
+        usual = sum(stood * share for stood, share in zip(self.STOOD, self.SHARES))
+        good, bad = min(prior / usual, 1.0), min((1 - prior) / (1 - usual), 1.0)
+        rates = [1 - (1 - good * stood) * bad for stood in self.STOOD]
+        self._tallies = [Tally(rate * self.WEIGHT, self.WEIGHT) for rate in rates]
+        self._seen = [share * self.WEIGHT for share in self.SHARES]
+
+    def rate(self, confidence: float) -> float:
+        """The chance that a token stands if those before it do."""
+        return self._tallies[bisect_right(self.BOUNDS, confidence)].rate
+
+    def outlook(self) -> list[tuple[float, float]]:
+        """What may come next: chances, with the rate in each case."""
+        whole = sum(self._seen)
+        return [(seen / whole, tally.rate) for seen, tally in zip(self._seen, self._tallies)]
+
+    def see(self, confidence: float) -> None:
+        self._seen = [seen * self.FORGETS for seen in self._seen]
+        self._seen[bisect_right(self.BOUNDS, confidence)] += 1
+
+    def add(self, confidence: float, accepted: bool) -> None:
+        self._tallies[bisect_right(self.BOUNDS, confidence)].add(accepted, self.MEMORY)
+
+
+class Confident(Adaptive):
+    """Ends each draft where going on is worth less than it costs (an `Ending`, core/drafting/chain.py).
+
+    A token is worth drafting if the chance that it stands, with all before it, exceeds what the tokens per second so
+    far would bring in the time that a checked row takes. Another pass is worth running if, over how sure the drafter
+    may turn out to be, what such tokens would bring in excess of that exceeds the pass's own time at that rate. Both
+    are known before the token in question is drawn.
+    """
+
+    MEMORY, ROUNDS = 0.95, 6.0
+
+    def __init__(self, costs: RoundCosts, longest: int = 16, prior: float = Acceptance.PRIOR) -> None:
+        super().__init__(costs, longest, prior)
+        self._worth = Worth(prior)
+        self._spent = self.ROUNDS / super().best()[1]
+        self._written = self.ROUNDS
+        self._probe = False
+        self.begin()
+
+    def refit(self, costs: RoundCosts) -> None:
+        super().refit(costs)
+        self._rows = [costs.checked(n + 1) - costs.checked(n) for n in range(self._longest + 1)]
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of late, by what rounds cost; no less than plain decoding has."""
+        return max(self._written / self._spent, 1 / self._costs.plain)
+
+    def begin(self) -> None:
+        self._taken, self._chance = 0, 1.0
+        self._rate, self._outlook = self.rate, self._worth.outlook()
+
+    def takes(self, confidence: float) -> bool:
+        chance = self._chance * self._worth.rate(confidence)
+        if chance <= self._rate * self._rows[self._taken] and not self._probe:
+            return False
+        self._taken, self._chance = self._taken + 1, chance
+        return True
+
+    def goes_on(self) -> bool:
+        return self._pays(self._costs.step)
+
+    def next(self, context: list[int]) -> int:
+        self.begin()
+        first = self._costs.draft(1) + self._costs.late(self._behind)
+        self._probe = False
+        if self._pays(first):
+            self._probing.rest()
+            return self._longest
+        self._probe = self._probing.due(self._costs.chain(1, self._behind) / self._costs.plain - 1)
+        return int(self._probe)
+
+    def best(self, most: int | None = None) -> tuple[int, float]:
+        return self._longest, self.rate
+
+    def observe(self, round_: Round) -> None:
+        looked = round_.refused is not None
+        seconds = self._costs.chain(len(round_.drafted), self._behind, looked)
+        self._written = self._written * self.MEMORY + len(round_.kept)
+        self._spent = self._spent * self.MEMORY + seconds
+        super().observe(round_)
+        for token in round_.drafted:
+            if token.confidence is not None:
+                self._worth.see(token.confidence)
+                if token.outcome != "ignored":
+                    self._worth.add(token.confidence, token.outcome == "accepted")
+        if round_.refused is not None:
+            self._worth.see(round_.refused)
+
+    def _pays(self, seconds: float) -> bool:
+        """Whether a pass of the drafter so long is worth it, by what may come of it."""
+        row = self._rate * self._rows[self._taken]
+        gain = sum(share * max(0.0, self._chance * stands - row) for share, stands in self._outlook)
+        return gain > self._rate * (seconds + self._costs.drawing)
 
 
 class AdaptiveSource:

@@ -138,6 +138,17 @@ _ALL = (
         elsewhere="draft",
     ),
     Method(
+        "ngram+head",
+        "N-gram, then head",
+        "Repeats where the text repeats, else asks the trained head.",
+        guesser="a look at what followed the same words earlier in the text, or else a trained head,",
+        module="ngram",
+        network="head",
+        ngram=True,
+        heads=(HEAD, MTP),
+        elsewhere="head",
+    ),
+    Method(
         "early-exit",
         "Early exit",
         "The target's own first layers propose.",

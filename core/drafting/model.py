@@ -17,6 +17,7 @@ from core.costs import time_exit
 from core.costs.rounds import PassCosts, RoundCosts, exit_costs, expected_tokens
 from core.drafting import Draft
 from core.drafting.build import Built, Parts, Way
+from core.drafting.chain import Chain, Ending
 from core.drafting.length import Recorded
 from core.drafting.translate import TranslateDrafter
 from core.errors import UserError
@@ -36,9 +37,12 @@ class ModelDrafter:
     `limit`: how many tokens fit in the draft's context; a longer text goes on without it.
     """
 
-    def __init__(self, runner: Runner, sampling: Sampling, limit: int | None = None) -> None:
+    def __init__(
+        self, runner: Runner, sampling: Sampling, limit: int | None = None, ending: Ending | None = None
+    ) -> None:
         self.runner = runner
         self.cache: Runner | None = runner
+        self.ending = ending
         self._sampling = sampling
         self._limit = limit
 
@@ -51,17 +55,10 @@ class ModelDrafter:
         if length < 1:
             return Draft.none(self.runner.device)
         fresh = ids_on(self.runner.device, context[self.runner.length :])
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        logits: list[Tensor] = []
-        while len(tokens) < length:
-            row = self.runner.feed(fresh, rows=1)
-            fresh, q = self._choose(row, uniforms[len(tokens) : len(tokens) + 1])
-            if q is not None:
-                probs.append(q)
-            tokens.append(fresh)
-            logits.append(row)
-        return Draft(torch.cat(tokens), torch.cat(probs) if probs else None, logits=logits)
+        chain = Chain(length, self._sampling, uniforms, self.ending, self._choose)
+        while (drawn := chain.draw(self.runner.feed(fresh, rows=1))) is not None and chain.goes_on():
+            fresh = drawn
+        return chain.draft(self.runner.device)
 
     def _choose(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
         """As the sampler chain does; where a device replays graphs, its many small operations in one."""
@@ -77,7 +74,7 @@ class ModelDrafter:
         return q, token
 
     def repeat(self, recorded: Recorded) -> None:
-        """It decides nothing beside the tokens."""
+        self.ending = None  # the lengths are the recorded ones
 
     def truncate(self, length: int) -> None:
         self.runner.truncate(length)
@@ -89,8 +86,8 @@ class ModelDrafter:
 class EarlyExitDrafter(ModelDrafter):
     """Drafts with the target's first layers, which write into the target's own cache."""
 
-    def __init__(self, view: Any, sampling: Sampling) -> None:
-        super().__init__(view, sampling)
+    def __init__(self, view: Any, sampling: Sampling, ending: Ending | None = None) -> None:
+        super().__init__(view, sampling, ending=ending)
         self.cache: Runner | None = None
         self.exit_layer: int = view.layers
 
@@ -167,7 +164,8 @@ def _build_exit(parts: Parts) -> Built:
     asked, model = parts.settings.exit_layer, parts.pair.target
     layers = exit_layer(model, asked)
     agreed = model.exit_agreement if asked is None else None
-    return EarlyExitDrafter(parts.target.view(layers), parts.sampling), parts.length(agreed)
+    length, ending = parts.chain(agreed)
+    return EarlyExitDrafter(parts.target.view(layers), parts.sampling, ending), length
 
 
 def lease_draft(parts: Parts) -> tuple[Runner, int]:
@@ -183,9 +181,10 @@ def lease_draft(parts: Parts) -> tuple[Runner, int]:
 
 def _build_draft(parts: Parts) -> Built:
     runner, limit = lease_draft(parts)
+    length, ending = parts.chain()
     if translation := parts.pair.translation:
-        return TranslateDrafter(runner, parts.sampling, translation, limit), parts.length()
-    return ModelDrafter(runner, parts.sampling, limit), parts.length()
+        return TranslateDrafter(runner, parts.sampling, translation, limit, ending), length
+    return ModelDrafter(runner, parts.sampling, limit, ending), length
 
 
 def draft_costs(passes: PassCosts, settings: Settings) -> RoundCosts | None:

@@ -1,6 +1,6 @@
 """Drafting without a model: what followed the same words last time.
 
-N-gram first, the draft model when the text does not repeat itself.
+N-gram first, a draft model or a trained head where the text does not repeat itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class NgramDrafter:
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         found = self.find(context, length)
-        return Draft(ids_on(self._device, found)) if found else Draft.none(self._device)
+        if not found:
+            return Draft.none(self._device)
+        return Draft(ids_on(self._device, found), ended="length" if len(found) == length else "nothing")
 
     def find(self, context: list[int], length: int) -> list[int]:
         """Up to `length` ids that followed the same words last time; none where the text is new."""
@@ -131,4 +133,5 @@ WAYS = {
         lambda passes, settings: RoundCosts(passes.target),
     ),
     "ngram+draft": _before("draft"),
+    "ngram+head": _before("head"),
 }

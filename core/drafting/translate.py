@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from core.drafting import Draft
+from core.drafting.chain import Chain, Ending
 from core.drafting.length import Recorded
 from core.loading.pair import Translation
 from core.progress import Stop
 from core.runners import Runner, prefill
 from core.runners.host import ids_on
-from core.sampling import Sampling, draw
+from core.sampling import Sampling
 
 REACH = 32
 """The most draft tokens that are encoded again when the text grows."""
@@ -37,8 +38,16 @@ class TranslateDrafter:
     cache: Runner | None = None
     """It has one, but of the draft's own tokens."""
 
-    def __init__(self, runner: Runner, sampling: Sampling, translation: Translation, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sampling: Sampling,
+        translation: Translation,
+        limit: int | None = None,
+        ending: Ending | None = None,
+    ) -> None:
         self.runner = runner
+        self.ending = ending
         self._sampling = sampling
         self._limit = limit
         self._draft_ids, self._target_ids, self._draft_of = translation.to(runner.device)
@@ -62,37 +71,33 @@ class TranslateDrafter:
             return Draft.none(device)
         self._keep(min(self.runner.length, len(ids) - 1))
         fresh = ids_on(device, ids[self.runner.length :])
-        tokens, fed, probs, logits = [], [], [], []
-        while len(tokens) < length:
+        chain, fed = Chain(length, self._sampling, uniforms, self.ending), []
+        while True:
             row = self.runner.feed(fresh, rows=1)
             fed.append(fresh)
-            chosen = self._choose(row, uniforms[len(tokens), None])
-            if chosen is None:
+            chosen = self._choose(row, chain)
+            if chosen is None or not chain.goes_on():
                 break
-            token, fresh, q = chosen
-            tokens.append(token)
-            probs += [] if q is None else [q]
-            logits.append(self._on_target(row, -torch.inf, "amax"))
+            fresh = chosen
         self._fed += torch.cat(fed).tolist()
-        if not tokens:
-            return Draft.none(device)
-        return Draft(torch.cat(tokens), torch.cat(probs) if probs else None, logits=logits)
+        return chain.draft(device)
 
-    def _choose(self, row: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """From the draft's logits [1, vocab]: a target token [1], the draft token [1] to feed for it, and the law it
-        was drawn from [1, target vocab]; None, decided before any draw, where the draft would leave the target's
-        vocabulary. The host waits for that decision: once a token, for less than the pass it may save."""
+    def _choose(self, row: Tensor, chain: Chain) -> Tensor | None:
+        """Draw a target token by the draft's logits [1, vocab]: the draft token [1] to feed for it; None, decided
+        before any draw, where the draft would leave the target's vocabulary or is too unsure. The host waits for that
+        decision: once a token, for less than the pass it may save."""
+        shown = self._on_target(row, -torch.inf, "amax")
         if self._sampling.greedy:
             favourite = row.argmax(-1)
             found = (self._draft_ids == favourite).nonzero()[:, 0]
-            return (self._target_ids[found], favourite, None) if len(found) else None
+            drawn = chain.add(shown, None, self._target_ids[found]) if len(found) else None
+            return favourite if drawn is not None else None
         q = self._on_target(self._sampling.probabilities(row), 0.0, "sum")
         mass = q.sum(-1, keepdim=True)
         if bool(mass < LEAST_MASS):
             return None
-        q = q / mass
-        token = draw(q, uniform)
-        return token, self._draft_of[token], q
+        drawn = chain.add(shown, q / mass)
+        return self._draft_of[drawn] if drawn is not None else None
 
     def _on_target(self, row: Tensor, empty: float, reduce: str) -> Tensor:
         """Move a row over the draft's vocabulary [1, vocab] to the target's; equal tokens meet by `reduce`."""
@@ -116,7 +121,7 @@ class TranslateDrafter:
         del self._fed[length:]
 
     def repeat(self, recorded: Recorded) -> None:
-        """It decides nothing beside the tokens."""
+        self.ending = None  # the lengths are the recorded ones
 
     def truncate(self, length: int) -> None:
         # Drafted tokens need no care: the next round compares what was fed with the text. Only if text that was

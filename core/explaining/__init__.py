@@ -274,7 +274,7 @@ def drafted_by_model(run: Run, round_: Round) -> bool | None:
     """Whether a network drafted this round (a draft model, a head, the target's first layers), rather than an n-gram;
     None: unknown."""
     method = METHODS[run.settings.method]
-    if not round_.drafted or method.network is None:
+    if method.network is None or not (round_.drafted or round_.refused is not None):
         return False
     if not method.ngram:
         return True

@@ -141,7 +141,7 @@ def _head_read(run: Run, round_: Round) -> tuple[int, int] | None:
 def _passes(round_: Round) -> Iterator[tuple[int, int]]:
     """(tokens fed, drafted tokens among what is attended to) of each pass of a draft model: one for every level."""
     depth_of = depths(round_)
-    for level in range(max(depth_of) + 1):
+    for level in range(max(depth_of, default=-1) + 1 + (round_.refused is not None)):
         above = sum(d < level for d in depth_of)
         yield max(1, above), above
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, by_width, time_rounds, wider
+from core.costs.sampling import SamplingCosts
 from core.errors import UserError
 from core.loading.head import Head
 from core.loading.hub import cached
 from core.loading.model import Model, read_bandwidth
 from core.loading.precision import POCKET
+from core.sampling import Sampling
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -47,6 +49,8 @@ class Pair:
     draft: Model | None = None
     translation: Translation | None = None
     head: Head | None = None
+    sampling: dict[tuple[Sampling, int], SamplingCosts] = field(default_factory=dict, repr=False)
+    """What drawing and judging cost, by how tokens are sampled and how many the drafter knows."""
 
     def measure_all(self) -> None:
         """What runs of this pair will ask the costs of; each is measured once."""

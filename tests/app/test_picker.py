@@ -18,7 +18,7 @@ from app.serving.visit import Visit
 from app.settings import settings_from
 from app.sidebar.card import card_html, facts, trouble_html
 from app.sidebar.picker import OTHER, Picker, choices, measured_acceptance, reasons_of
-from core.drafting.methods import HEAD, MTP
+from core.drafting.methods import HEAD, METHODS, MTP
 from core.errors import Cancelled, UserError
 from core.inspecting.catalogue import Found
 from core.progress import never
@@ -27,6 +27,9 @@ from core.settings import Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
 STARTED = Settings("own/target", "own/draft", revision="v1")
+
+
+HEAD_METHODS = [name for name, method in METHODS.items() if method.network == "head"]
 
 
 def named(base=STARTED, **controls):
@@ -127,9 +130,10 @@ def test_the_card_escapes_names_and_tells_the_facts():
 def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
     found = inspection(Settings())
     refused = {method: reason for method, reason in reasons_of(found).items() if reason}
-    assert refused == dict.fromkeys(("head", "head-tree"), "no trained head of the target is named")
+    assert refused == dict.fromkeys(HEAD_METHODS, "no trained head of the target is named")
     head = reasons_of({**found, "draft": {**found["draft"], "model_type": HEAD}})
-    assert {m for m, reason in head.items() if reason is None} == {"plain", "ngram", "early-exit", "head", "head-tree"}
+    used = {method for method, reason in head.items() if reason is None}
+    assert used == {"plain", "ngram", "early-exit", "head", "head-tree", "ngram+head"}
     assert "trained head" in head["draft"]
     own = reasons_of({**found, "draft": {**found["draft"], "model_type": MTP}})
     assert own["head"] is None and own["draft"] == head["draft"] and "no trees" in own["head-tree"]

@@ -43,7 +43,7 @@ def decided(run):
 
 
 @pytest.mark.parametrize(
-    "method", [method for method in METHODS if not method.startswith("head")]
+    "method", [method for method in METHODS if METHODS[method].network != "head"]
 )  # there is none for the pair
 def test_a_run_is_repeated_from_its_document_under_other_costs(pair, costs, method):
     """Lengths and shapes are the document's: with the costs of now, the method chooses others."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from core.decoding import speculative
 from core.drafting.build import available
 from core.drafting.length import Fixed
+from core.drafting.methods import METHODS
 from core.drafting.translate import DraftText, TranslateDrafter
 from core.errors import Cancelled, UserError
 from core.lanes import open_lane
@@ -365,7 +366,9 @@ def test_what_a_translated_pair_offers(pair):
     """Trees need the same tokens, and say so; no head is loaded; everything else is there."""
     off = {method: reason for method, reason in available(pair).items() if reason}
     assert off.pop("tree") == "a tree needs a draft with the target's own tokens"
-    assert set(off) == {"head", "head-tree"} and set(off.values()) == {"no trained head of the target is loaded"}
+    assert set(off) == {name for name, method in METHODS.items() if method.network == "head"} and set(off.values()) == {
+        "no trained head of the target is loaded"
+    }
     with pytest.raises(UserError, match="a tree needs a draft"):
         open_lane(pair, "x", Settings(method="tree", chat="off"))
 

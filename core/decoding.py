@@ -166,7 +166,7 @@ def record(step: Step, index: int, sampling: Sampling, stop_ids: frozenset[int],
     seconds = step.draft_seconds, step.verify_seconds, step.other_seconds
     shape = "x".join(map(str, step.draft.shape)) if step.draft.shape else None
     asked = step.gamma, shape, step.draft.source, step.draft.ended, step.draft.refused
-    for token, confidence in zip(drafted, _confidences(step.draft)):
+    for token, confidence in zip(drafted, _confidences(step.draft, bool(tops))):
         token.confidence = confidence
     round_ = Round(index, drafted, emitted, *seconds, step.target_cache, step.draft_cache, *asked)
     if tops:
@@ -174,12 +174,14 @@ def record(step: Step, index: int, sampling: Sampling, stop_ids: frozenset[int],
     return round_
 
 
-def _confidences(draft: Draft) -> list[float]:
-    """How sure the drafter was of each token of a chain; asked here where the draft did not depend on it."""
+def _confidences(draft: Draft, shown: bool) -> list[float]:
+    """How sure the drafter was of each token of a chain. Where the draft did not depend on it, it is asked here, of a
+    device only where more is `shown` that the host waits for."""
     if draft.confidences is not None:
         return draft.confidences
-    chain = draft.parents is None and draft.logits
-    return confidence_of(torch.cat(draft.logits), draft.probs).tolist() if chain else []
+    if draft.parents is not None or not draft.logits or not (shown or draft.tokens.is_cpu):
+        return []
+    return confidence_of(torch.cat(draft.logits), draft.probs).tolist()
 
 
 def _parents(draft: Draft) -> list[int | None]:

@@ -132,6 +132,10 @@ class RoundCosts:
             following=None if self.following is None else self.following + share * start,
         )
 
+    def without_network(self) -> RoundCosts:
+        """Of rounds that something without a model drafts, in the same place."""
+        return RoundCosts(self.target, overhead=self.overhead, judging=self.judging)
+
     def late(self, behind: int) -> float:
         """What reading `behind` missed tokens adds to the drafter's first pass."""
         return self.draft(1 + behind) - self.draft(1) if behind and self.catches_up else 0.0

@@ -57,7 +57,8 @@ class Parts:
         expected = Acceptance.PRIOR if prior is None else prior
         if self.waiting > WORTH_WAITING * self.costs.step:
             return Adaptive(self.costs, prior=expected), None
-        confident = Confident(replace(self.costs, drawing=self.costs.drawing + self.waiting), prior=expected)
+        self.costs = replace(self.costs, drawing=self.costs.drawing + self.waiting)
+        confident = Confident(self.costs, prior=expected)
         return confident, confident
 
 
@@ -122,7 +123,7 @@ def build_drafter(
         return drafter, length
     share = layers_of(pair, drafter, method) / pair.target.layers
     limit = pair.target.context_length - max(GROWN)
-    return drafter, Growing(length, refit, lambda: costs.grown(*pair.target.measure_grown(target), share), limit)
+    return drafter, Growing(length, refit, lambda: parts.costs.grown(*pair.target.measure_grown(target), share), limit)
 
 
 def layers_of(pair: Pair, drafter: Drafter, method: str) -> int:

@@ -94,7 +94,8 @@ class Chain:
 
     @property
     def _uniform(self) -> Tensor:
-        return self._uniforms[len(self._indices), None]
+        drawn = len(self._indices)
+        return self._uniforms[drawn : drawn + 1]  # none where the choice is greedy
 
     def _keep(self, row: Tensor, index: Tensor, q: Tensor | None) -> Tensor:
         if q is not None:

@@ -334,7 +334,7 @@ class AdaptiveSource:
         return self._source
 
     def refit(self, costs: RoundCosts) -> None:
-        self._ngram.refit(RoundCosts(costs.target, overhead=costs.overhead))
+        self._ngram.refit(costs.without_network())
         self._model.refit(costs)
 
     def next(self, context: list[int]) -> int:

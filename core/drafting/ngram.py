@@ -121,7 +121,7 @@ def _before(other: str) -> Way:
         ngram = NgramDrafter(parts.target.device)
         if not isinstance(length, Adaptive):
             return CombinedDrafter(ngram, model), length
-        chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(parts.costs.target)), length)
+        chosen = AdaptiveSource(ngram.find, Adaptive(parts.costs.without_network()), length)
         return CombinedDrafter(ngram, model, chosen.source), chosen
 
     return Way(build, lambda passes, settings: way_of(other).costs(passes, settings))

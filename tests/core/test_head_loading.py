@@ -103,7 +103,7 @@ def test_a_head_s_draft_length_can_be_swept(target, head):
     assert document["points"][0]["mean_drafted"] > 1 and document["best"][0]["batches"]
 
 
-@pytest.mark.parametrize("method", ["head", "head-tree"])
+@pytest.mark.parametrize("method", ["head", "head-tree", "ngram+head"])
 def test_a_run_with_a_head_is_repeated_under_other_costs(target, head, method):
     """Depth and number of nodes are the document's, whatever a pass over several tokens costs now."""
     wanted = settings(target, head, method=method, temperature=1.0, ignore_eos=True)

@@ -9,14 +9,16 @@ from functools import cache
 import pytest
 import torch
 from heads import random_head, taught_head
-from lookup import BLOCK, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value, table
+from lookup import BLOCK, CPU, VOCABULARY, LookupRunner, block_law, count_blocks, decode, p_value, table
 from test_law import DRAWS, THRESHOLD
 from tiny import VOCABULARY as TOKENS
 from tiny import random_prompt, target_of, target_runner
 
+from core.costs.rounds import RoundCosts
 from core.decoding import speculative
 from core.drafting.head import HeadDrafter
-from core.drafting.length import Fixed
+from core.drafting.length import Adaptive, AdaptiveSource, Confident, Fixed
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.heads.block import FusedHead
 from core.heads.runner import HeadRunner
 from core.records import Run
@@ -76,6 +78,19 @@ def test_joint_law_is_the_targets(kind, gamma, sampling, ids):
     assert p_value(count_blocks(run.token_ids), block_law(logits, sampling)) > THRESHOLD
 
 
+def test_an_n_gram_before_the_head_keeps_the_law():
+    """Each drafts where it promises more, the head's chains ending by its confidence."""
+    logits, sampling = table(1), Sampling(1.0)
+    target, costs = LookupRunner(logits), RoundCosts(lambda n: 1 + 0.02 * n, lambda n: 0.1)
+    confident = Confident(costs, longest=4)
+    head = HeadDrafter(TableHead("cold", [0, 2, 3]), target.watch([0]), sampling, confident)
+    ngram = NgramDrafter(CPU)
+    chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target), longest=4), confident)
+    run = decode(target, CombinedDrafter(ngram, head, chosen.source), sampling, chosen, DRAWS * BLOCK, seed=5)
+    assert {round_.source for round_ in run.rounds} >= {"ngram", "model"}
+    assert p_value(count_blocks(run.token_ids), block_law(logits, sampling)) > THRESHOLD
+
+
 @cache
 def text_and_head(architecture, prompt_length):
     """What transformers writes, and a head that has learnt it."""
@@ -98,9 +113,12 @@ def test_greedy_texts_are_transformers_own(kind, gamma):
             target = target_runner(kind)
             fused = FusedHead(head, network.get_input_embeddings().weight, TOKENS)
             drafter = HeadDrafter(HeadRunner(fused), target.watch(head.config.aux_layers), Sampling())
-            run = Run(Settings(max_new_tokens=24), {}, "", text[:length])
-            for _ in speculative(target, drafter, run, length=Fixed(gamma)):
-                pass
-            assert run.token_ids == text[length:]
-            met |= {token.outcome for round_ in run.rounds for token in round_.drafted}
+            for either in (drafter, CombinedDrafter(NgramDrafter(CPU), drafter)):
+                target.truncate(0)
+                drafter.reset()
+                run = Run(Settings(max_new_tokens=24), {}, "", text[:length])
+                for _ in speculative(target, either, run, length=Fixed(gamma)):
+                    pass
+                assert run.token_ids == text[length:]
+                met |= {token.outcome for round_ in run.rounds for token in round_.drafted}
     assert {"accepted", "rejected"} <= met

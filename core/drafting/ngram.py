@@ -14,6 +14,7 @@ from torch import Tensor
 from core.costs.rounds import RoundCosts
 from core.drafting import Draft, Drafter
 from core.drafting.build import Built, Parts, Way, way_of
+from core.drafting.chain import Ending
 from core.drafting.length import Adaptive, AdaptiveSource, Recorded
 from core.progress import Stop
 from core.records import Source
@@ -87,6 +88,15 @@ class CombinedDrafter:
     ) -> None:
         self._ngram, self._model, self.source = ngram, model, source
         self.cache = model.cache
+
+    @property
+    def ending(self) -> Ending | None:
+        """The model's, where it has one."""
+        return getattr(self._model, "ending", None)
+
+    @ending.setter
+    def ending(self, ending: Ending | None) -> None:
+        self._model.ending = ending  # type: ignore[attr-defined]
 
     def prefill(self, context: list[int], stop: Stop) -> float:
         return self._ngram.prefill(context, stop) + self._model.prefill(context, stop)

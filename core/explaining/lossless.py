@@ -155,6 +155,7 @@ def check_law(
             drafter.prefill(context[:-1], stop)
         except Cancelled:
             return
+        ending = getattr(drafter, "ending", None)
         longest = max(1, min(controller.next(context), pair.target.context_length - len(context) - 2))
         counts: Counter[Two] = Counter()
         totals = Counter[str]()
@@ -165,6 +166,8 @@ def check_law(
                 break
             use_threads(pair.target.threads)  # the page may come back in another thread
             gamma = 1 + done % longest
+            if ending is not None:  # where it is too unsure to draft at all, there would be nothing to check
+                drafter.ending = ending if done // longest % 2 else None  # type: ignore[attr-defined]
             counts[continuation(target, drafter, context, gamma, sampling, numbers, totals, broken)] += 1
             yield Progress(done + 1, n)
     if counts:

@@ -1,4 +1,4 @@
-"""The line at the top: what runs here, on what, and whether speculation is on."""
+"""The line at the top: which target runs, and for who opens the side panel on what, and how."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def facts(environment: dict[str, Any], settings: Settings) -> list[str]:
 def facts_before_loading(environment: dict[str, Any], settings: Settings) -> list[str]:
     """The same of a pair that is not in memory; `environment` is any of this machine."""
     return [device(environment), short_pair(settings), "loads with the next run", speculation(settings)]
+
+
+def target_of(environment: dict[str, Any]) -> str:
+    """The target that was loaded, as short as it can be told."""
+    return f"{short_name(environment['target']['name'])}, {_precision(environment['target'])}"
 
 
 def notes(environment: dict[str, Any]) -> list[str]:
@@ -95,11 +100,23 @@ def speculation(settings: Settings) -> str:
     return f"speculation on, draft length {settings.draft_length}"
 
 
-def header_html(found: list[str], remarks: Sequence[str] = ()) -> str:
-    """Our own words and model names, escaped: names come from whoever started the app."""
+def header_html(target: str, found: list[str], remarks: Sequence[str] = ()) -> str:
+    """The title, the target as a button that opens the side panel, and what is known of the machine while that is open.
+    Our own words and model names, escaped: names come from whoever started the app."""
     items = "".join(f"<li>{escape(fact)}</li>" for fact in found)
     said = "".join(f'<p class="remark" role="note">{escape(remark)}</p>' for remark in remarks)
-    return f'<h1>Speculative Decoding Playground</h1><ul class="facts">{items}</ul>{said}'
+    button = (
+        '<button type="button" class="setup" data-settings-toggle aria-expanded="false" aria-controls="sidebar" '
+        f'title="Another pair, another precision">{escape(target)}</button>'
+    )
+    return f'<h1>Speculative Decoding Playground</h1>{button}<ul class="facts">{items}</ul>{said}'
+
+
+DRAFTED_BY = (
+    '<label class="drafted-by"><span>drafted by</span> '
+    '<select data-method aria-label="Method: who guesses the next tokens"></select></label>'
+)
+"""The method beside the target, filled with those of the side panel by assets/page/setup.js."""
 
 
 def _count(n: int) -> str:

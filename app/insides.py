@@ -69,7 +69,7 @@ def html_block(value: str = "", js_on_load: str | None = None, **options: Any) -
 def scripted(html: str, module: str, *events: str, **options: Any) -> gr.HTML:
     """A component that a module of ours draws into `html`, from its value; `events` are what the module triggers."""
     drawn = {"html_template": html, "css_template": "", "js_on_load": on_load(module, *events)}
-    return gr.HTML(value="", apply_default_css=False, **drawn, **options)
+    return gr.HTML(**{"value": "", **options}, apply_default_css=False, **drawn)
 
 
 def imported(module: str) -> str:

@@ -14,7 +14,7 @@ from app.api import offer_generate
 from app.assets import asset, preloads, route, theme
 from app.compare import Compare
 from app.explain import Explain
-from app.header import facts, facts_before_loading, header_html, notes
+from app.header import DRAFTED_BY, facts, facts_before_loading, header_html, notes, short_pair, target_of
 from app.history import History
 from app.insides import QUIET, UNCHECKED, BoundedUploads, KeptForGood, calling, html_block
 from app.playground import Playground
@@ -44,6 +44,7 @@ MOST_SESSIONS = 1000
 """Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
 STYLES = (
     "page/page.css",
+    "page/setup.css",
     "page/parts.css",
     "page/gradio.css",
     "page/present.css",
@@ -95,7 +96,6 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     with gr.Blocks(
         title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_STAY
     ) as page:
-        header = html_block(_header(environment, engine), elem_id="header")
         controls = sidebar(
             picker.build,
             engine.settings,
@@ -107,7 +107,10 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         visit = gr.State(Visit(), time_to_live=LONGEST_VISIT)
         admitted = partial(_admitted, engine, playground.most_new_tokens)
         take_away = TakeAway(admitted)
-        take_away.build()
+        with gr.Row(elem_id="top"):
+            header = html_block(_header(environment, engine), elem_id="header")
+            html_block(DRAFTED_BY, elem_id="drafted-by")
+            take_away.build()
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Playground", id="playground"):
                 prompt, race = playground.build(controls, visit)
@@ -147,7 +150,8 @@ def _race(
 
 def _header(environment: dict[str, Any], engine: Engine, **changes: Any) -> str:
     hints = [hint] if (hint := engine.hint()) else []
-    return header_html(facts(environment, replace(engine.settings, **changes)), [*notes(environment), *hints])
+    found = facts(environment, replace(engine.settings, **changes))
+    return header_html(target_of(environment), found, [*notes(environment), *hints])
 
 
 def _keep_header_true(
@@ -161,9 +165,9 @@ def _keep_header_true(
         except UserError:  # the run will say it
             settings = replace(engine.settings, method=method, draft_length=draft_length)
         if (pair := engine.loaded(settings)) is None:
-            return header_html(facts_before_loading(started, settings))
+            return header_html(short_pair(settings), facts_before_loading(started, settings))
         environment = engine.environment(pair)
-        return header_html(facts(environment, settings), notes(environment))
+        return header_html(target_of(environment), facts(environment, settings), notes(environment))
 
     names = ("method", "draft_length", *PAIR_CONTROLS)
     options: dict[str, Any] = {

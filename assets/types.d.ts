@@ -49,4 +49,7 @@ interface HTMLSpanElement {
   token?: any;
   round?: any;
   position?: number;
+  /** Of a mark: the guesses that are folded into it, and the one that it stands for. */
+  guesses?: HTMLSpanElement[];
+  guess?: HTMLSpanElement;
 }

@@ -22,6 +22,8 @@ from app.serving.visit import Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, pair_from, prompt_text, settings_from
 from app.sidebar.picker import Choice
 from app.tokens import stream, token_stream
+from app.tokens.markup import json_text
+from app.tokens.replay import replay_value
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.records import SCHEMA, Run
@@ -46,6 +48,16 @@ def starting_prompts(chat: bool = False) -> list[Prompt]:
 def chip_prompts(chat: bool = False) -> list[Prompt]:
     """Those whose answers read well."""
     return [prompt for prompt in starting_prompts(chat) if prompt.chip]
+
+
+def note_html() -> str:
+    """Where the caption of a prompt stands, with what each of ours shows (assets/page/chips.js)."""
+    told = [
+        {"name": each.name, "text": each.text, "note": each.note}
+        for chat in (True, False)
+        for each in chip_prompts(chat)
+    ]
+    return f'<p data-prompts="{escape(json_text(told))}"></p>'
 
 
 class Playground:
@@ -101,25 +113,25 @@ class Playground:
             prompt = gr.Textbox(
                 prompts[0].text,
                 label="Prompt",
-                lines=3,
+                lines=2,
                 max_lines=3,
                 elem_id="prompt",
                 scale=1,
                 placeholder="Write something for the target to continue…",
             )
-            with gr.Column(elem_id="buttons", scale=0, min_width=236):
+            with gr.Column(elem_id="buttons", scale=0, min_width=150):
                 run = gr.Button("Run", variant="primary", elem_id="run")
-                gr.Button("Run ×5", elem_id="run-five")  # this and the next are pressed in the browser alone
-                gr.Button("Watch it slowly", elem_id="watch")
+                gr.Button("Watch slowly", elem_id="watch")  # pressed in the browser alone
                 stop = gr.Button("Stop", elem_id="stop")
-        note = html_block(note_html(prompts[0]), elem_id="prompt-note")
-        self._rows = {
-            chat: self._chips(chip_prompts(chat), chat == self.engine.chat, prompt, note, controls["temperature"])
-            for chat in (self.engine.chat, not self.engine.chat)
-        }
+        with gr.Row(elem_id="chips"):
+            self._rows = {
+                chat: self._chips(chip_prompts(chat), chat == self.engine.chat, prompt, controls["temperature"])
+                for chat in (self.engine.chat, not self.engine.chat)
+            }
+            html_block(note_html(), elem_id="prompt-note")
         drafters = {name: {"guesser": each.guesser, "tree": each.tree} for name, each in METHODS.items() if each.drafts}
         method = self.engine.settings.method
-        race = token_stream(elem_id="race", label="Events", method=method, drafters=drafters)
+        race = token_stream(elem_id="race", label="Events", method=method, drafters=drafters, **self._example())
         start = {name: controls[name].value for name in CONTROLS}
         api(takes_settings(CONTROLS, start)(self.race), api_name="run", concurrency_limit=None)
         self.finished = run.click(
@@ -163,23 +175,21 @@ class Playground:
             return bool(self.engine.environment(pair)["target"].get("chat"))
         return True if choice is not None and choice.target else None
 
+    def _example(self) -> dict[str, Any]:
+        """The race that the panes show before the first run, as the component's value; nothing where there is none."""
+        found = self.engine.example()
+        return {"value": replay_value(*found)} if found else {}
+
     @staticmethod
-    def _chips(
-        prompts: list[Prompt], visible: bool, prompt: gr.Textbox, note: gr.HTML, temperature: gr.Component
-    ) -> gr.Row:
+    def _chips(prompts: list[Prompt], visible: bool, prompt: gr.Textbox, temperature: gr.Component) -> gr.Row:
         """One button a prompt; filled in by the browser itself, with the temperature the prompt is meant for."""
         with gr.Row(elem_classes="prompt-chips", visible=visible) as row:
             for each in prompts:
                 chip = gr.Button(each.name, size="sm", elem_classes="chip")
-                filled: list[Any] = [each.text, note_html(each)]
-                outputs: list[Any] = [prompt, note]
+                filled: list[Any] = [each.text]
+                outputs: list[Any] = [prompt]
                 if each.temperature is not None:
                     filled.append(each.temperature)
                     outputs.append(temperature)
                 chip.click(None, None, outputs, js=f"() => {json.dumps(filled)}", show_progress="hidden")
         return row
-
-
-def note_html(prompt: Prompt) -> str:
-    """What a prompt shows, in a sentence."""
-    return f"<p>{escape(prompt.note)}</p>"

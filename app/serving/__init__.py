@@ -159,6 +159,12 @@ class Engine:
 
         return [] if self.public else found_here()
 
+    def example(self) -> tuple[dict[str, Any], str] | None:
+        """A race of the pair of the start that was recorded before, and where; None where there is none."""
+        from app.playground.example import example_of
+
+        return example_of(self.settings)
+
     def hint(self) -> str | None:
         """How to get the chat model, where the bundled pair runs because it is not there."""
         from core.loading.pair import HOW_TO_GET_IT, at_hand

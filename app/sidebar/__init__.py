@@ -46,7 +46,7 @@ def sidebar(
         "chat": {"visible": chat},
         "system": {"visible": chat},
     }
-    with gr.Sidebar(width=288, elem_id="sidebar"):
+    with gr.Sidebar(width=288, open=False, elem_id="sidebar"):
         controls = pair()
         with gr.Row(elem_classes="pair-of-controls"):
             controls["precision"] = control("precision", settings)

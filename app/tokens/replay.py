@@ -48,12 +48,16 @@ def replay_events(document: dict[str, Any]) -> Iterator[Event]:
     yield {"e": "done"}
 
 
-def replay_value(document: dict[str, Any]) -> str:
-    """A value for the race component that shows the finished race at once, with its verdict.
+def replay_value(document: dict[str, Any], example: str = "") -> str:
+    """A value for the race component that shows the finished race at once, with its verdict; `example`: where it was
+    recorded, of one that is shown before a visitor's first.
 
     Raises ValueError where the document is not a race or a run of ours.
     """
-    return Window().add(encode(event) for event in replay_events(document))
+    events = list(replay_events(document))
+    if example:
+        events.insert(0, {"e": "example", "where": example})
+    return Window().add(map(encode, events))
 
 
 def replay_page(document: dict[str, Any]) -> str:

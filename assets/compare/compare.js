@@ -3,7 +3,7 @@
 import { listen, make } from "../page/elements.js";
 import { Runs } from "../page/runs.js";
 import { LaneView, Lanes } from "../tokens/lanes.js";
-import { connectCard, connectHide } from "../tokens/walk.js";
+import { connectAll, connectCard } from "../tokens/walk.js";
 import { ServerLane } from "./server_lane.js";
 import { Table } from "./table.js";
 
@@ -185,7 +185,7 @@ function connectSteps(view) {
 export function mount(element, { props, watch }) {
   const view = new Comparison(element.querySelector(".comparison"));
   connectCard(view);
-  connectHide(view.root);
+  connectAll(view.root);
   new Runs(view, { name: "comparison", run: ["compare-run"], stop: "compare-stop", idle: EMPTY });
   connectRest(view);
   connectSteps(view);

@@ -1,6 +1,8 @@
-/* The prompt chips: of a row, Tab reaches one; arrow keys, Home and End go on from there. */
+/* The prompt chips: of a row, Tab reaches one; arrow keys, Home and End go on from there. And the caption of the prompt in
+   the box: a chip's own, or that a link brought it; what somebody typed has none. */
 
 const ROW = ".prompt-chips";
+const LINKED = "This prompt came with the link.";
 
 const chipsOf = (row) => [...row.querySelectorAll(".chip")];
 
@@ -14,7 +16,7 @@ function prepare() {
   for (const row of document.querySelectorAll(ROW)) {
     const chips = chipsOf(row);
     row.setAttribute("role", "toolbar");
-    row.setAttribute("aria-label", "Prompts to begin with");
+    row.setAttribute("aria-label", "Prompts to begin with, from easy to hard to guess");
     if (chips.length && chips.filter((chip) => chip.tabIndex === 0).length !== 1) enter(chips[0]);
   }
 }
@@ -26,10 +28,26 @@ function aim(event) {
   return at < 0 ? undefined : chips[steps[event.key]];
 }
 
-/** `note`: the element of the sentence above the rows, in whose parent they stand. */
+/** `note`: the element of the caption, beside the rows; it holds what each prompt shows. */
 export function connectChips(note) {
   const place = note.parentElement;
+  const caption = note.querySelector("p");
+  const prompts = JSON.parse(caption.dataset.prompts);
+  const linked = new URLSearchParams(location.search).get("prompt");
+
+  function follow(text) {
+    const shown = prompts.find((each) => each.text === text);
+    caption.textContent = shown?.note ?? (text && text === linked ? LINKED : "");
+    caption.title = caption.textContent;
+    for (const chip of place.querySelectorAll(".chip")) {
+      const own = shown && chip.textContent.trim() === shown.name;
+      if (own) chip.setAttribute("aria-current", "true");
+      else chip.removeAttribute("aria-current");
+    }
+  }
+
   new MutationObserver(prepare).observe(place, { childList: true });
+  document.addEventListener("settings-changed", ({ detail }) => follow(detail.prompt ?? ""));
   place.addEventListener("focusin", (event) => {
     const chip = event.target.closest(`${ROW} .chip`);
     if (chip) enter(chip);
@@ -43,4 +61,7 @@ export function connectChips(note) {
     next.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
   prepare();
+  /** @type {HTMLTextAreaElement | null} */
+  const box = document.querySelector("#prompt textarea");
+  follow(box?.value ?? "");
 }

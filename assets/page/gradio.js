@@ -5,9 +5,13 @@ export function infoOf(element) {
   return element.closest?.(".block")?.querySelector(".info-text")?.textContent.trim() ?? "";
 }
 
-/** A sidebar is of the class `open` while it is, and holds the button that shuts it. */
-export function shutSidebar(sidebar) {
-  if (sidebar.classList.contains("open")) sidebar.querySelector(".toggle-button").click();
+/** A sidebar is of the class `open` while it is, and holds the button that opens and shuts it. */
+export function sidebarIsOpen(sidebar) {
+  return sidebar.classList.contains("open");
+}
+
+export function toggleSidebar(sidebar) {
+  sidebar.querySelector(".toggle-button").click();
 }
 
 /** What holds the tabs, header and bar. A sheet's rules reach from there on, as Gradio rewrites them. */

@@ -1,12 +1,12 @@
-/* Page-wide habits: Run in focus when the page opens, its keys, those of Stop and of the chips, the help strip of the
-   sidebar, the sidebar shut on a phone. */
+/* Page-wide habits: Run in focus when the page opens, its keys, those of Stop and of the chips, the side panel and the
+   help strip at its foot. */
 
 import { connectChips } from "./chips.js";
-import { infoOf, shutSidebar } from "./gradio.js";
+import { infoOf } from "./gradio.js";
 import { connectPresentation } from "./present.js";
+import { connectSetup } from "./setup.js";
 
 const HELP_AT_REST = "Point at a control to read what it does.";
-const NARROW = 820;
 
 function whenThere(selector, use) {
   const found = document.querySelector(selector);
@@ -38,8 +38,7 @@ export function mount() {
   const apple = /Mac|iPhone|iPad/.test(navigator.platform);
   whenThere("#run", (run) => showKeys(run, apple ? "\u2318\u23ce" : "Ctrl \u23ce", "Control+Enter Meta+Enter", "Race both lanes on this prompt"));
   whenThere("#stop", (stop) => showKeys(stop, "Esc", "Escape", "Stop your runs; what is written so far stays"));
-  whenThere("#run-five", (five) => (five.title = "Five runs of the same, one after the other: how far the speed-up spreads"));
-  whenThere("#watch", (watch) => (watch.title = "The run below at reading pace, both lanes on one slowed clock; runs first where there is none"));
+  whenThere("#watch", (watch) => (watch.title = "This prompt at reading pace, both lanes on one slowed clock; runs it first if it has not run"));
   whenThere("#stop", (stop) => (stop.disabled = document.documentElement.dataset.race !== "busy"));
   whenThere("#run", (run) => run.focus({ preventScroll: true }));
   whenThere("#prompt-note", connectChips);
@@ -48,6 +47,6 @@ export function mount() {
     connectHelp(sidebar);
     // Gradio's charts look for another width only when the window's changes.
     sidebar.addEventListener("transitionend", () => dispatchEvent(new Event("resize")));
-    if (innerWidth <= NARROW) shutSidebar(sidebar);
+    whenThere("[data-method]", (select) => connectSetup(sidebar, select));
   });
 }

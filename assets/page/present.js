@@ -1,6 +1,6 @@
 /* Presentation: the sidebar shut, larger type, and of the Playground what an audience looks at. */
 
-import { aroundTabs, openTab, shutSidebar } from "./gradio.js";
+import { aroundTabs, openTab, sidebarIsOpen, toggleSidebar } from "./gradio.js";
 
 const HTML = document.documentElement;
 
@@ -11,7 +11,8 @@ export function presenting() {
 function present(on) {
   if (on) {
     openTab("playground");
-    shutSidebar(document.querySelector("#sidebar"));
+    const sidebar = document.querySelector("#sidebar");
+    if (sidebarIsOpen(sidebar)) toggleSidebar(sidebar);
   }
   for (const place of [HTML, aroundTabs()]) place.toggleAttribute("data-present", on);
   const toggle = document.querySelector("[data-present-toggle]");

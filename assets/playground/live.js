@@ -1,7 +1,7 @@
-/* What only the race of this page's own buttons has: Run, Run ×5, Watch it slowly, Stop, and what was asked for during a
-   run. */
+/* What only the race of this page's own buttons has: Run, Run ×5, Watch slowly, Stop, what was asked for during a run,
+   and before the first run the example that plays. */
 
-import { listen } from "../page/elements.js";
+import { listen, make } from "../page/elements.js";
 import { Runs } from "../page/runs.js";
 import { mountRace } from "../tokens/race.js";
 import { connectStanding } from "./standing.js";
@@ -16,6 +16,9 @@ class Races extends Runs {
     super(race, { name: "race", run: ["run"], stop: "stop" });
     this.asked = this.left = 0;
     this.watching = false;
+    const five = make("button", "tool", "Run \u00d75");
+    Object.assign(five, { type: "button", id: "run-five", title: "Five runs of the same: how far the speed-up spreads" });
+    race.root.querySelector(".tools").prepend(five);
     race.root.addEventListener("busy", () => race.busy || this.next());
     listen(race.root, "run-with", ({ detail }) => this.runWith(detail));
     listen(race.root, "settings-changed", ({ detail }) => this.settled(detail));
@@ -61,10 +64,13 @@ class Races extends Runs {
     view.say("starting", view.prefix + "Starting\u2026");
   }
 
-  /** The run shown, slowly; where there is none of what is chosen, once it is over. */
+  /** The run shown, slowly; where it is none of this prompt and of what is chosen, once there is one. */
   watch() {
     const { view } = this;
-    this.watching = view.busy || !view.replay.length || view.root.hasAttribute("data-past");
+    /** @type {HTMLTextAreaElement | null} */
+    const box = document.querySelector("#prompt textarea");
+    const same = view.shown[0]?.run.prompt === box?.value;
+    this.watching = view.busy || !view.replay.length || !same || view.root.hasAttribute("data-past");
     if (!this.watching) view.scrubber.watch();
     else if (!view.busy) this.press();
   }
@@ -95,4 +101,5 @@ export function mount(element, page) {
   new Races(race);
   connectStanding(race, page.props);
   connectTour(race, page.props);
+  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) race.playExample();
 }

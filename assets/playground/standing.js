@@ -2,12 +2,10 @@
 
 import { listen } from "../page/elements.js";
 
-/** Before the first run: what will run; `drafter` says who guesses, and whether in a tree. */
+/** Before the first run: what will run; `drafter` says who guesses. */
 function promise(drafter) {
-  if (!drafter) return "Press Run: the target writes alone, a token for each of its passes. Speculation is off.";
-  const guessed = drafter.tree ? " guesses several ways to go on" : " guesses the next few tokens";
-  const how = drafter.guesser + guessed + ", the target checks them all in one pass; beside it the same target writes alone.";
-  return "Press Run: " + how + " A token is a word or a piece of one.";
+  if (!drafter) return "Press Run: the target writes alone, a token for each of its passes.";
+  return "Press Run: " + drafter.guesser + " guesses ahead, the target checks.";
 }
 
 const short = (name) => String(name).replace(/\/+$/, "").split("/").at(-1);
@@ -23,10 +21,11 @@ function past(race, chosen) {
   const [lane] = race.shown;
   if (!lane) return "";
   const whose = described(lane.run);
-  if (race.failed) return "That run gave nothing to show. Below is the one before it: " + whose + ".";
+  if (race.failed) return "That run gave nothing to show. Shown is the one before it: " + whose + ".";
+  if (race.example) return "An example, recorded " + race.example + ". Press Run for your own.";
   if (!race.asked) return "Opened from History: a run of " + whose + ".";
   const other = Object.entries(race.asked).some(([name, value]) => String(chosen[name] ?? "") !== String(value ?? ""));
-  return other ? "Below is the result of " + whose + "; what is chosen now has not run yet." : "";
+  return other ? "Shown is a run of " + whose + "; what is chosen now has not run yet." : "";
 }
 
 /** `method`: what is chosen when the page opens; `drafters`: who guesses, by method. */
@@ -46,7 +45,8 @@ export function connectStanding(race, { method, drafters }) {
   }
 
   function draw() {
-    const text = chosen && !race.busy ? past(race, chosen) : label.textContent;
+    const known = chosen || race.example;
+    const text = known && !race.busy ? past(race, chosen) : label.textContent;
     if (label.textContent !== text) label.textContent = text;
     label.hidden = !text;
     root.toggleAttribute("data-past", Boolean(text));
@@ -62,6 +62,6 @@ export function connectStanding(race, { method, drafters }) {
     chosen = detail;
     draw();
   });
-  race.say("idle", said);
+  if (!race.shown.length) race.say("idle", said);
   draw();
 }

@@ -103,6 +103,8 @@ class Tour {
     this.box = make("section", "tour");
     this.box.hidden = true;
     this.box.setAttribute("aria-label", "Tour of a round");
+    this.offered = make("p", "tour-offer");
+    race.root.querySelector(".foot .tools").after(this.offered);
     race.root.querySelector(".stage-panel").before(this.box);
     this.opener = make("button", "tool", "Tour");
     this.opener.type = "button";
@@ -116,7 +118,7 @@ class Tour {
 
   get possible() {
     const run = this.race.lanes.speculative.run;
-    return Boolean(run) && !this.race.busy && run.rounds.some((round) => round.drafted.length);
+    return Boolean(run) && !this.race.busy && !this.race.example && run.rounds.some((round) => round.drafted.length);
   }
 
   /** Offered once, and gone with the run that it speaks of. */
@@ -132,6 +134,7 @@ class Tour {
   hide() {
     this.at = undefined;
     this.box.hidden = true;
+    this.offered.replaceChildren();
     delete this.race.root.dataset.tour;
   }
 
@@ -144,10 +147,8 @@ class Tour {
   }
 
   offer() {
-    this.fill(["New to this? ", term("Guess, check, keep"), ": three steps on the run you just made."], [
-      ["Show me", () => this.show(0)],
-      ["No, thanks", () => this.close()],
-    ]);
+    const buttons = buttonsOf([["Show me", () => this.show(0)], ["No, thanks", () => this.close()]]);
+    this.offered.replaceChildren("New to this? ", term("Guess, check, keep"), " in three steps. ", ...buttons);
   }
 
   show(at) {
@@ -185,18 +186,24 @@ class Tour {
     text.setAttribute("aria-live", "polite");
     text.append(...words);
     const row = make("div", "tour-buttons");
-    for (const [name, act] of buttons) {
-      const button = make("button", "tool", name);
-      button.type = "button";
-      button.addEventListener("click", act);
-      row.append(button);
-    }
+    row.append(...buttonsOf(buttons));
+    this.offered.replaceChildren();
     this.box.replaceChildren(text, row);
     this.box.hidden = false;
   }
 }
 
 /** `drafters`: who guesses, by method. */
+/** A button for each name and what it does. */
+function buttonsOf(named) {
+  return named.map(([name, act]) => {
+    const button = make("button", "tool", name);
+    button.type = "button";
+    button.addEventListener("click", act);
+    return button;
+  });
+}
+
 export function connectTour(race, { drafters }) {
   return new Tour(race, drafters);
 }

@@ -71,7 +71,26 @@ export class Card {
   }
 }
 
+/** The guesses folded into a mark: what they were, and why they do not stand. */
+function foldContent({ guesses, guess, round }, greedy) {
+  const judged = guesses.filter((each) => each.token.outcome === "rejected").length;
+  const parts = [judged && judged + " refused", guesses.length - judged && guesses.length - judged + " never judged"];
+  const words = plural(guesses.length, "guess", "guesses") + " folded away: " + parts.filter(Boolean).join(", ");
+  const row = make("p", "card-guesses");
+  for (const { token } of guesses) {
+    const chip = make("span", "swatch", quoted(token.text));
+    chip.dataset.kind = token.outcome;
+    row.append(chip);
+  }
+  const found = [make("p", "card-outcome", words), row, make("p", "card-where", "round " + (round.index + 1))];
+  if (guess.token.q != null) found.push(make("p", "card-test", testWords(round, guess.position, greedy)));
+  return found;
+}
+
+const plural = (count, one, more) => count + " " + (count === 1 ? one : more);
+
 function cardContent(span, greedy) {
+  if (span.guesses) return foldContent(span, greedy);
   const { token, round, position } = span;
   const head = make("div", "card-head");
   head.append(make("code", "card-token", quoted(token.text)), make("span", "card-id", "id " + token.id));

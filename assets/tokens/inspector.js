@@ -41,8 +41,10 @@ export class Inspector {
   }
 
   /** Look at a token of a pane, and open where it is shut. `still`: scroll nothing. */
-  open(span, still = false) {
+  open(chosen, still = false) {
+    const span = chosen?.guess ?? chosen;
     if (!span || span === this.span) return;
+    const focused = chosen === document.activeElement;
     this.unmark();
     this.span = span;
     this.race.card.hide();
@@ -50,9 +52,12 @@ export class Inspector {
     this.box.hidden = false;
     this.pane.entry(span);
     this.marked = this.spansOf(span.round);
+    this.fold = this.pane.folds.get(span.round);
+    this.fold?.classList.add("inspected");
     this.marked.forEach((each) => each.classList.add("of-round"));
     span.classList.add("chosen");
     this.draw();
+    if (focused && span !== chosen) span.focus({ preventScroll: true }); // its mark has just given way to it
     if (!still) this.bringIntoView(span);
     this.race.root.dispatchEvent(new Event("inspected"));
   }
@@ -65,14 +70,20 @@ export class Inspector {
     this.span = null;
     this.box.hidden = true;
     delete this.race.root.dataset.inspect;
-    if (inside && span.isConnected) span.focus({ preventScroll: true });
+    if (inside && span.isConnected) this.shownOf(span).focus({ preventScroll: true });
     this.race.root.dispatchEvent(new Event("inspected"));
   }
 
   unmark() {
     this.span?.classList.remove("chosen");
+    this.fold?.classList.remove("inspected");
     this.marked?.forEach((each) => each.classList.remove("of-round"));
     this.marked = null;
+  }
+
+  /** A token, or the mark that it is folded into. */
+  shownOf(span) {
+    return span.checkVisibility() ? span : (span.closest(".fold")?.querySelector(".mark") ?? span);
   }
 
   spansOf(round) {

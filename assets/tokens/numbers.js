@@ -1,6 +1,7 @@
-/* The four numbers between the panes, the count of each outcome, and what the same run gave when it was repeated. */
+/* The number between the panes and the three behind it, the count of each outcome, and what the same run gave when it
+   was repeated. */
 
-const RATIO = "speculative \u00f7 plain tokens/s";
+const SAME = 0.03;
 
 /** Speed-ups of this visit by what was run. */
 export class Repeats {
@@ -24,6 +25,12 @@ function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
+/** "faster" or "slower" where all that was measured says so, by more than nobody feels; else "about the same". */
+export function wordFor(speedup, [low, high]) {
+  if (low > 1 && speedup > 1 + SAME) return "faster";
+  return high < 1 && speedup < 1 - SAME ? "slower" : "about the same";
+}
+
 export class Numbers {
   constructor(root) {
     this.root = root;
@@ -33,29 +40,30 @@ export class Numbers {
     for (const swatch of root.querySelectorAll(".legend .swatch")) {
       this.counts[swatch.dataset.kind] = swatch.nextElementSibling;
     }
+    this.clear();
   }
 
   clear() {
+    this.range = null;
+    this.all = [];
     this.clearSpeedup();
-    this.showSpread([]);
     for (const name of ["accepted", "tokens"]) this.set(name, "\u2013");
     for (const count of Object.values(this.counts)) count.textContent = "";
   }
 
   /** What both lanes are needed for. */
   clearSpeedup() {
-    this.set("speedup", "\u2013");
-    this.set("speedup-word", "speed-up");
+    this.set("speedup", "");
+    this.set("speedup-word", "");
+    this.set("spread", "");
     this.set("cost", "\u2013");
     delete this.root.dataset.won;
   }
 
-  /** How far the speed-ups of the same run lie apart, where there are several. */
-  showSpread(all) {
-    const [least, most, middle] = [Math.min(...all), Math.max(...all), median(all)].map((value) => value?.toFixed(2));
-    const spread = all.length + " runs: " + least + " to " + most + "\u00d7, median " + middle + "\u00d7";
-    this.set("spread", all.length > 1 ? spread : RATIO);
-    this.fields.spread.toggleAttribute("data-several", all.length > 1);
+  /** Between which speed-ups the race's own noise leaves it, and all speed-ups of the same run in this visit. */
+  settle(range, all) {
+    this.range = range ?? null;
+    this.all = all;
   }
 
   set(name, text) {
@@ -69,23 +77,29 @@ export class Numbers {
     this.set("accepted", acceptance == null ? "\u2013" : Math.round(100 * acceptance) + "\u2009%");
     this.set("tokens", speculative.rounds ? speculative.tokensPerRound.toFixed(2) : "\u2013");
     if (!plain?.tokens || !speculative.tokens) return this.clearSpeedup();
-    const speedup = speculative.rate / plain.rate;
-    this.set("speedup", speedup.toFixed(2) + "\u00d7");
-    this.set("speedup-word", this.word(speedup));
-    this.root.dataset.won = speedup >= 1;
-    this.set("cost", (speculative.tokensPerRound / speedup).toFixed(2));
+    this.drawSpeedup(speculative.rate / plain.rate);
+    this.set("cost", (speculative.tokensPerRound * plain.rate / speculative.rate).toFixed(2));
   }
 
-  word(speedup) {
-    const shown = Number(speedup.toFixed(2));
-    return shown > 1 ? "faster" : shown < 1 ? "slower" : "no faster";
+  /** Of a run alone its own noise; of several the speed-ups that were seen. */
+  drawSpeedup(speedup) {
+    const several = this.all.length > 1;
+    const range = several ? [Math.min(...this.all), Math.max(...this.all)] : (this.range ?? [speedup, speedup]);
+    const word = wordFor(several ? median(this.all) : speedup, range);
+    this.set("speedup", (word === "about the same" ? "\u2248\u2009" : "") + speedup.toFixed(2) + "\u00d7");
+    this.set("speedup-word", word);
+    this.root.dataset.won = word === "faster";
+    const ends = range.map((value) => value.toFixed(2)).join(" to ") + "\u00d7";
+    const median_ = several ? ", median " + median(this.all).toFixed(2) + "\u00d7" : "";
+    this.set("spread", several ? this.all.length + " runs: " + ends + median_ : this.range ? "measured: " + ends : "");
+    this.fields.spread.toggleAttribute("data-several", several);
   }
 
   /** The numbers as a sentence, for those who hear the page. */
   sentence() {
     const { speedup, accepted, tokens } = this.fields;
-    if (speedup.textContent === "\u2013") return "";
-    return speedup.textContent.replace("\u00d7", " times the speed of plain decoding; ") +
+    if (!speedup.textContent) return "";
+    return speedup.textContent.replace("\u2248\u2009", "about ").replace("\u00d7", " times the speed of plain decoding; ") +
       accepted.textContent + " accepted; " + tokens.textContent + " tokens per target pass.";
   }
 }

@@ -1,6 +1,7 @@
 /* One lane's text: tokens appended as they come, a block per line, so that a long text costs no more than a short one. */
 
 import { make } from "../page/elements.js";
+import { isTree } from "./story.js";
 import { fill, visible } from "./text.js";
 
 export const KEPT = new Set(["accepted", "corrected", "bonus", "plain"]);
@@ -12,6 +13,37 @@ function promptEnd(prompt) {
   const whole = prompt.replace(/\r\n?/g, "\n").trimStart();
   const end = whole.slice(-PROMPT_SHOWN).split("\n").slice(-PROMPT_LINES).join("\n");
   return visible(end.length < whole.length ? "\u2026" + end : end).split("\n");
+}
+
+function tokenSpan(token, round, position) {
+  const span = make("span", "t");
+  span.dataset.outcome = token.outcome;
+  if (token.p != null) span.dataset.p = token.p;
+  if (token.q != null) span.dataset.q = token.q;
+  const sure = position < 0 ? null : confidence(token);
+  if (sure != null) span.style.setProperty("--sure", sure.toFixed(2));
+  Object.assign(span, { token, round, position });
+  fill(span, token.text, !KEPT.has(token.outcome));
+  return span;
+}
+
+/** How sure the drafter was of a guess, from 0 to 1; null where the run does not tell. */
+function confidence({ id, q, top_draft: top }) {
+  return top?.find((each) => each.id === id)?.p ?? (q > 0 && q < 1 ? q : null);
+}
+
+/** The guesses of a round that do not stand: a mark with their number, and the guesses themselves for who opens it. */
+function foldOf(spans) {
+  const fold = make("span", "fold");
+  const mark = make("span", "t mark", "\u205d" + spans.length);
+  const first = spans.find((span) => span.token.outcome === "rejected") ?? spans[0];
+  Object.assign(mark, { token: first.token, round: first.round, position: first.position, guess: first, guesses: spans });
+  const branches = isTree(first.round);
+  spans.forEach((span, i) => {
+    if (branches && i && span.token.parent !== spans[i - 1].position) span.classList.add("branch");
+  });
+  fold.append(mark, ...spans);
+  return fold;
 }
 
 export class Pane {
@@ -34,6 +66,8 @@ export class Pane {
     this.stream.replaceChildren();
     this.line = null;
     this.fresh = null;
+    this.all = [];
+    this.folds = new Map();
     this.text = "";
     this.following = true;
     this.current = null;
@@ -43,17 +77,9 @@ export class Pane {
     this.section.dataset.state = "idle";
   }
 
-  /** A hint where there is no text yet; `key` adds what each kind of chip means. */
-  hint(text, key = []) {
-    const list = make("dl", "key");
-    for (const { kind, meaning } of key) {
-      const chip = make("dt");
-      const swatch = make("span", "swatch", kind);
-      swatch.dataset.kind = kind;
-      chip.append(swatch);
-      list.append(chip, make("dd", "", meaning));
-    }
-    this.stream.replaceChildren(make("p", "hint", text), list);
+  /** A hint where there is no text yet. */
+  hint(text) {
+    this.stream.replaceChildren(make("p", "hint", text));
   }
 
   open(run) {
@@ -74,27 +100,34 @@ export class Pane {
     (this.fresh ||= document.createDocumentFragment()).append(this.line);
   }
 
+  /** A round's tokens: what stands as text, and after it the guesses that do not, folded into a mark. */
   add(round) {
-    round.drafted.forEach((token, i) => this.addToken(token, round, i));
-    if (round.emitted) this.addToken(round.emitted, round, -1);
+    const spans = round.drafted.map((token, i) => tokenSpan(token, round, i));
+    const struck = spans.filter((span) => !KEPT.has(span.token.outcome));
+    for (const span of spans) if (KEPT.has(span.token.outcome)) this.place(span, span.token.text);
+    if (struck.length) {
+      const fold = foldOf(struck);
+      this.folds.set(round, fold);
+      this.place(fold, "");
+    }
+    this.all.push(...spans);
+    if (!round.emitted) return;
+    const own = tokenSpan(round.emitted, round, -1);
+    this.place(own, round.emitted.text);
+    this.all.push(own);
   }
 
-  addToken(token, round, position) {
-    const kept = KEPT.has(token.outcome);
-    const span = make("span", "t");
-    span.dataset.outcome = token.outcome;
-    if (token.p != null) span.dataset.p = token.p;
-    if (token.q != null) span.dataset.q = token.q;
-    span.token = token;
-    span.round = round;
-    span.position = position;
-    fill(span, token.text, !kept);
+  /** Put tokens at the end of the text, which grows by `text`. */
+  place(element, text) {
+    this.append(element, text);
+    this.current ||= this.entry(element.matches(".t") ? element : element.querySelector(".t"));
+  }
+
+  append(element, text) {
     if (!this.line) this.newLine();
-    this.line.append(span);
-    this.current ||= this.entry(span);
-    if (!kept) return;
-    this.text += token.text;
-    if (token.text.endsWith("\n")) this.line = null;
+    this.line.append(element);
+    this.text += text;
+    if (text.endsWith("\n")) this.line = null;
   }
 
   /** Text that is not told token by token; `kind`: what became of its draft, where that is known. Its element. */
@@ -102,10 +135,7 @@ export class Pane {
     const span = make("span", "swatch");
     if (kind) span.dataset.kind = kind;
     fill(span, text, false);
-    if (!this.line) this.newLine();
-    this.line.append(span);
-    this.text += text;
-    if (text.endsWith("\n")) this.line = null;
+    this.append(span, text);
     return span;
   }
 
@@ -144,13 +174,14 @@ export class Pane {
     this.note.replaceChildren(make("span", "", words), " ", make("span", "", more));
   }
 
+  /** Every token in the order in which it was drafted or written. */
   tokens() {
-    return this.stream.querySelectorAll(".t");
+    return this.all;
   }
 
   /** The neighbour of a token that an arrow key leads to; undefined at the ends. */
   neighbour(span, key) {
-    const all = [...this.tokens()].filter((each) => each.offsetParent !== null);
+    const all = [...this.stream.querySelectorAll(".t")].filter((each) => each.offsetParent !== null);
     const at = all.indexOf(span);
     if (key === "ArrowRight") return all[at + 1];
     if (key === "ArrowLeft") return all[at - 1];

@@ -2,6 +2,7 @@
 
 import { listen } from "../page/elements.js";
 import { copyText } from "../page/hand_over.js";
+import { remember, remembered } from "../page/opened.js";
 import { Inspector } from "./inspector.js";
 import { LaneView, Lanes } from "./lanes.js";
 import { Numbers, Repeats } from "./numbers.js";
@@ -9,13 +10,14 @@ import { KEPT } from "./pane.js";
 import { Replay } from "./replay.js";
 import { Scrubber, connectTimeline } from "./scrubber.js";
 import { Timeline } from "./timeline.js";
-import { connectCard, connectHide } from "./walk.js";
+import { connectAll, connectCard } from "./walk.js";
 
-const RACING = "Racing: the lanes share the device, each on its own clock.";
+const RACING = "Racing, each lane on its own clock.";
 
 export class Race extends Lanes {
   constructor(root) {
     super(root, "run", "Click or press Enter for its whole round.");
+    this.more = root.querySelector(".status-more");
     for (const section of root.querySelectorAll(".pane")) {
       const name = section.dataset.lane;
       this.lanes[name] = new LaneView(section, name, this.curve);
@@ -33,15 +35,17 @@ export class Race extends Lanes {
     this.failed = false;
     this.prefix = "";
     this.repeats = new Repeats();
-    this.say("idle", "A race that is over is shown here.");
-    this.hint();
+    this.lanes.speculative.pane.hint("The target\u2019s text, several tokens to a pass.");
+    this.lanes.plain.pane.hint("The same target, one token to a pass.");
   }
 
-  hint() {
-    const legend = [...this.root.querySelectorAll(".legend li")];
-    const key = legend.map((item) => ({ kind: item.firstElementChild.dataset.kind, meaning: item.title }));
-    this.lanes.speculative.pane.hint("Every token says what became of it:", key);
-    this.lanes.plain.pane.hint("The same target, one token per pass, on the same clock.");
+  /** `more`: what a question behind the words opens. */
+  say(kind, text, why = "", more = "") {
+    super.say(kind, text, why);
+    this.said = [kind, text, why, more];
+    this.more.lastElementChild.textContent = more;
+    this.more.hidden = !more;
+    this.more.open = false;
   }
 
   /** The run documents that are shown, by lane. */
@@ -53,15 +57,16 @@ export class Race extends Lanes {
   take(event) {
     if (event.e === "verdict") this.verdict(event);
     else if (event.e === "asked") this.incoming = event.controls;
+    else if (event.e === "example") this.comes = event.where;
     else super.take(event);
   }
 
-  /** `asked`: the controls that the run shown was started with, null where it came by another way; `failed`: whether a
-   * later one came to nothing. */
+  /** `asked`: the controls that the run shown was started with, null where it came by another way; `example`: where it
+   * was recorded, of one that the page came with; `failed`: whether a later one came to nothing. */
   begin() {
     super.begin();
     this.fresh = true;
-    this.incoming = null;
+    this.incoming = this.comes = null;
   }
 
   /** The lanes of a new run replace those of the last one only once there is something to show. */
@@ -69,6 +74,7 @@ export class Race extends Lanes {
     if (this.fresh) {
       this.fresh = this.failed = false;
       this.asked = this.incoming;
+      this.example = this.comes;
       this.inspector.close();
       this.clear();
       super.open(name, run);
@@ -89,12 +95,12 @@ export class Race extends Lanes {
     this.timeline.add(event.lane, super.addRound(event), event.round);
   }
 
-  verdict({ kind, text, why }) {
-    this.say(kind, text, why ?? "");
-    this.flush();
+  verdict({ kind, text, why, more, range }) {
+    this.say(kind, text, why ?? "", more ?? "");
     const { speculative, plain } = this.documents;
     const whole = this.asked && speculative && plain && kind !== "stopped";
-    if (whole) this.numbers.showSpread(this.repeats.add(speculative, plain));
+    this.numbers.settle(range, whole ? this.repeats.add(speculative, plain) : []);
+    this.flush();
     this.announce.textContent = this.numbers.sentence();
   }
 
@@ -115,6 +121,15 @@ export class Race extends Lanes {
     this.numbers.draw(tallies.speculative, tallies.plain);
   }
 
+  /** The example plays by itself, until somebody takes over. */
+  playExample() {
+    if (this.example && !this.busy) this.replay.playThrough();
+  }
+
+  stopExample() {
+    if (this.replay.through) this.replay.leave();
+  }
+
   drawCharts() {
     super.drawCharts();
     this.timeline.draw();
@@ -133,6 +148,7 @@ function connectInspector(race) {
   const { root, card, inspector } = race;
   const token = (event) => event.target.closest?.(".t");
   const inspect = (span) => {
+    race.stopExample();
     race.replay.pause();
     inspector.open(span);
     card.hide();
@@ -169,6 +185,22 @@ function connectTools(race) {
   });
 }
 
+/** What stands under the panes: opened, and remembered, by who wants more than the one number. */
+function connectMore(race) {
+  const more = race.root.querySelector('[data-tool="more"]');
+  const open = (on) => {
+    race.root.toggleAttribute("data-more", on);
+    more.setAttribute("aria-expanded", String(on));
+    race.drawCharts();
+  };
+  more.addEventListener("click", () => {
+    const on = !race.root.hasAttribute("data-more");
+    open(on);
+    remember("more", on);
+  });
+  open(remembered("more"));
+}
+
 /** Escape closes what is open, the topmost first; who listens later sees that it was used. */
 function connectEscape(race) {
   listen(race.root, "keydown", (event) => {
@@ -193,7 +225,8 @@ function selectedOutput(race) {
 export function mountRace(element, { props, watch }) {
   const race = new Race(element.querySelector(".race"));
   connectCard(race);
-  connectHide(race.root);
+  connectAll(race.root);
+  connectMore(race);
   connectInspector(race);
   connectTimeline(race);
   connectTools(race);

@@ -7,6 +7,7 @@ import { Moment, beatsOf, toldBeats } from "./story.js";
 
 const LONGEST_FRAME = 0.1;
 const READ_FOR = 0.6;
+const THROUGH_SECONDS = 7;
 const KEYS = "Space plays and pauses, \u2190 and \u2192 step, Esc leaves.";
 
 export const READING = 0;
@@ -47,6 +48,7 @@ class ReplayLane {
     for (const round of this.rounds) this.counts.push(this.counts.at(-1) + placesOf(round).length);
     this.shown = this.spans.length;
     this.waiting = [];
+    this.opened = null;
     this.scrolled = pane.stream.scrollTop;
     this.followed = pane.following;
     this.noted = [...pane.note.childNodes];
@@ -64,14 +66,16 @@ class ReplayLane {
     return found < 0 ? this.rounds.length : found;
   }
 
-  /** Show the first `count` rounds, and of the next what has come of it at `moment`; `time` on the clock of all lanes. */
-  show(count, time, moment = null) {
+  /** Show the first `count` rounds, and of the next what has come of it at `moment`; `time` on the clock of all lanes.
+   * With `opens`, what the round that is on has refused stays in sight until the next begins. */
+  show(count, time, moment = null, opens = false) {
     const extra = moment ? moment.drafted + (moment.emitted ? 1 : 0) : 0;
     this.showTokens(this.counts[count] + extra);
     this.waiting.forEach((span) => span.classList.remove("pending"));
     this.waiting = moment ? this.spans.slice(this.counts[count], this.counts[count] + moment.drafted) : [];
     this.waiting = this.waiting.filter((_, i) => moment.pending(i));
     this.waiting.forEach((span) => span.classList.add("pending"));
+    this.openFold(opens ? this.pane.folds.get(this.rounds[moment ? count : count - 1]) : null);
     this.sum(count);
     this.totals = moment ? this.tally.during(this.rounds[count], moment) : this.tally;
     this.pane.tell("at " + duration(time), "of engine time");
@@ -82,9 +86,17 @@ class ReplayLane {
     const [low, high] = [Math.min(count, this.shown), Math.max(count, this.shown)];
     for (const span of this.spans.slice(low, high)) {
       span.classList.toggle("later", count < this.shown);
+      if (span.previousElementSibling?.matches(".mark")) span.parentElement.classList.toggle("later", count < this.shown);
       this.lines.get(span)?.classList.toggle("later", count < this.shown);
     }
     this.shown = count;
+  }
+
+  openFold(fold) {
+    if (fold === this.opened) return;
+    this.opened?.classList.remove("open");
+    fold?.classList.add("open");
+    this.opened = fold;
   }
 
   /** Totals of the first `count` rounds. */
@@ -98,6 +110,7 @@ class ReplayLane {
 
   leave() {
     this.showTokens(this.spans.length);
+    this.openFold(null);
     this.waiting.forEach((span) => span.classList.remove("pending"));
     this.pane.note.replaceChildren(...this.noted);
     this.pane.following = this.followed;
@@ -115,6 +128,7 @@ export class Replay {
     this.lanes = null;
     this.speed = READING;
     this.playing = false;
+    this.through = false;
     this.onchange = () => {};
   }
 
@@ -139,11 +153,11 @@ export class Replay {
     if (this.active || !this.length) return;
     const { race } = this;
     race.card.hide();
-    this.status = [race.status.dataset.kind, ...[".status-text", ".status-why"].map((name) => race.status.querySelector(name).textContent)];
+    this.status = race.said;
     this.lanes = {};
     this.drawn = null;
     for (const [name, lane] of Object.entries(race.lanes)) if (lane.run) this.lanes[name] = new ReplayLane(lane);
-    race.root.dataset.replay = "";
+    race.root.dataset.replay = this.through ? "through" : "";
     race.root.dispatchEvent(new Event("replay"));
     this.factor = readingFactor(this.leader.rounds);
     this.tell();
@@ -152,6 +166,7 @@ export class Replay {
 
   /** Seconds of engine time that pass in a second of the replay. */
   get rate() {
+    if (this.through) return Math.min(1, this.end / THROUGH_SECONDS);
     return this.speed === READING ? 1 / this.factor : this.speed;
   }
 
@@ -162,6 +177,7 @@ export class Replay {
 
   /** How fast the one clock of the replay goes, by which both lanes are shown. */
   tell() {
+    if (this.through) return;
     const { rate } = this;
     const times = Number((rate < 1 ? 1 / rate : rate).toPrecision(3)).toLocaleString("en");
     const both = Object.keys(this.lanes).length > 1;
@@ -175,6 +191,7 @@ export class Replay {
     this.pause();
     const { lanes, race } = this;
     this.lanes = null;
+    this.through = false;
     delete race.root.dataset.replay;
     race.timeline.choose(null);
     for (const lane of Object.values(lanes)) lane.leave();
@@ -185,8 +202,16 @@ export class Replay {
     race.root.dispatchEvent(new Event("replay"));
   }
 
+  /** From beginning to end in a few seconds and in few words, until somebody asks for more. */
+  playThrough() {
+    this.leave();
+    this.through = true;
+    this.play();
+  }
+
   /** Go to a round, after `done` of its beats (all of them where it is not given). */
   seek(round, done = Infinity) {
+    if (this.through) this.leave();
     this.enter();
     if (!this.active) return;
     const at = Math.max(0, Math.min(this.leader.rounds.length - 1, round));
@@ -203,6 +228,7 @@ export class Replay {
 
   /** One moment on or back; false at the ends. */
   step(step) {
+    if (this.through) this.leave();
     this.enter();
     const moved = this.active && this.move(step);
     if (this.active) this.draw();
@@ -230,7 +256,9 @@ export class Replay {
       const passed = Math.max(0, Math.min(LONGEST_FRAME, (now - last) / 1000));
       last = now;
       this.advance(passed);
-      if (this.time >= this.end - 1e-9 && this.finished) this.pause();
+      const over = this.time >= this.end - 1e-9 && this.finished;
+      if (over && this.through) return this.leave();
+      if (over) this.pause();
       this.draw();
       if (this.playing) requestAnimationFrame(frame);
     };
@@ -285,7 +313,7 @@ export class Replay {
     this.drawn = key;
     const moment = new Moment(leader.rounds[this.round], this.done, this.beats);
     for (const lane of Object.values(lanes)) {
-      if (lane === leader) lane.show(this.round + (moment.over ? 1 : 0), this.time, moment.over ? null : moment);
+      if (lane === leader) lane.show(this.round + (moment.over ? 1 : 0), this.time, moment.over ? null : moment, !this.through);
       else lane.show(lane.overAt(this.time), this.time);
     }
     race.drawTallies(Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.totals])));

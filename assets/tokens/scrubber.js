@@ -49,6 +49,7 @@ export class Scrubber {
 
   /** From the beginning, slow enough to be read. */
   watch() {
+    this.race.stopExample();
     this.speed.value = READING;
     this.replay.setSpeed(READING);
     this.replay.pause();

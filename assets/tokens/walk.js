@@ -1,5 +1,5 @@
-/* Ways through the tokens of panes: hover, focus and arrow keys lead to a token's card; struck ones can be hidden.
-   A view has a root, lanes by name (lanes.js) and a card. */
+/* Ways through the tokens of panes: hover, focus and arrow keys lead to a token's card, or to that of the guesses folded
+   into a mark, which a click opens. A view has a root, lanes by name (lanes.js) and a card. */
 
 import { listen } from "../page/elements.js";
 
@@ -19,6 +19,10 @@ export function connectCard(view) {
     });
     pane.stream.addEventListener("scroll", () => card.follow(pane.stream), { passive: true });
   }
+  root.addEventListener("click", (event) => {
+    const fold = event.target.closest?.(".fold");
+    if (fold && !view.inspector && document.getSelection().isCollapsed) fold.classList.toggle("open");
+  });
   root.addEventListener("pointerover", (event) => token(event) && show(token(event)));
   root.addEventListener("pointerdown", (event) => token(event) && paneOf(token(event)).entry(token(event)));
   root.addEventListener("focusin", (event) => token(event) && show(token(event)));
@@ -36,11 +40,12 @@ export function connectCard(view) {
   });
 }
 
-export function connectHide(root) {
-  const hide = root.querySelector('[data-tool="hide"]');
-  hide.addEventListener("click", () => {
-    const hidden = hide.getAttribute("aria-pressed") !== "true";
-    hide.setAttribute("aria-pressed", String(hidden));
-    root.toggleAttribute("data-hide-struck", hidden);
+/** The switch between text with its refused guesses folded into marks and every guess in its place. */
+export function connectAll(root) {
+  const all = root.querySelector('[data-tool="all"]');
+  all.addEventListener("click", () => {
+    const on = all.getAttribute("aria-pressed") !== "true";
+    all.setAttribute("aria-pressed", String(on));
+    root.toggleAttribute("data-all", on);
   });
 }

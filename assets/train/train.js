@@ -6,7 +6,7 @@ import { Runs } from "../page/runs.js";
 import { Card } from "../tokens/card.js";
 import { LaneView } from "../tokens/lanes.js";
 import { EventReader } from "../tokens/reader.js";
-import { connectCard, connectHide } from "../tokens/walk.js";
+import { connectAll, connectCard } from "../tokens/walk.js";
 
 const WHOLE = 100;
 const PLACES = ["1st", "2nd", "3rd", "4th", "5th"];
@@ -258,7 +258,7 @@ class Training {
 export function mount(element, { props, watch }) {
   const view = new Training(element.querySelector(".training"));
   connectCard(view);
-  connectHide(view.root);
+  connectAll(view.root);
   new Runs(view, { name: "training", run: ["train-start", "train-resume"], stop: "train-stop", keys: false, idle: EMPTY });
   new ResizeObserver(() => view.drawCharts()).observe(view.root.querySelector(".chart"));
   view.root.view = view;

@@ -272,6 +272,9 @@ class FakeEngine(Engine):
     def forget(self, draft: Path) -> None:
         self.forgotten.append(draft)
 
+    def example(self) -> tuple[dict[str, Any], str] | None:
+        return None
+
     def hint(self) -> str | None:
         return None
 

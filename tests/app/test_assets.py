@@ -30,7 +30,7 @@ def test_a_module_imports_in_the_form_that_is_read(module: str) -> None:
 @pytest.mark.parametrize("page", ["tokens/race.html", "compare/compare.html", "train/train.html"])
 def test_panes_speak_of_tokens_in_the_same_words(page: str) -> None:
     assert asset("tokens/legend.html") in asset(page)
-    assert ">Show final text</button>" in asset(page)
+    assert ">All guesses</button>" in asset(page)
 
 
 def test_every_module_is_needed_by_something_that_is_mounted() -> None:

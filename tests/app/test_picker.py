@@ -359,7 +359,7 @@ def test_the_header_of_a_pair_that_is_not_loaded_and_remarks_on_one_that_is():
     environment = {"device": "cpu", "device_name": "2 CPU cores"}
     found = facts_before_loading(environment, Settings("owner/<b>x</b>", "owner/y", draft_length=4))
     assert found[2] == "loads with the next run"
-    assert "<b>" not in header_html(found, ["<b>"])
+    assert "<b>" not in header_html("<b>", found, ["<b>"])
     models = {"target": {"notes": ["bf16 instead"]}, "draft": {"notes": ["bf16 instead"]}}
     assert notes(models) == ["bf16 instead"]
 

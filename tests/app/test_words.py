@@ -33,7 +33,7 @@ def test_model_names_are_escaped_and_folders_cut() -> None:
     model = {"name": "/models/<b>x</b>", "precision": "bf16", "parameters": 5, "weight_bytes": 10}
     found = facts({**ENVIRONMENT, "target": model, "draft": None}, Settings())
     assert "models" not in found[1]
-    assert "<b>" not in header_html(["<b>"])
+    assert "<b>" not in header_html("<b>", ["<b>"])
 
 
 def test_the_page_starts_with_prompts_also_without_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -70,14 +70,21 @@ def status(page: Any) -> str:
 
 def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
     """A function that opens an address; at the end no visitor may have asked another host or met a script error. With
-    options of a context, or `cold`, the visitor's context is nobody else's before and after."""
+    options of a context, or `cold`, the visitor's context is nobody else's before and after. A `newcomer` has opened
+    nothing yet; others have all open that the page folds away."""
     pages: dict[Any, set[str]] = {}
     """With the places that were visited in those that go on to the next visitor."""
     listeners: dict[Any, dict[str, Any]] = {}
     trouble: list[str] = []
 
     def open_(
-        address: str, *, permissions: Sequence[str] = (), dark: bool = False, cold: bool = False, **options: Any
+        address: str,
+        *,
+        permissions: Sequence[str] = (),
+        dark: bool = False,
+        cold: bool = False,
+        newcomer: bool = False,
+        **options: Any,
     ) -> Any:
         own = cold or bool(options)
         page = idle.pop() if idle and not own else chromium.new_context(viewport=SCREEN, **options).new_page()
@@ -95,6 +102,9 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
         page.goto(address)
         page.wait_for_selector("#run")
         page.wait_for_function("document.querySelector('.race')?.race")
+        page.wait_for_selector("#header [aria-expanded]")
+        if not newcomer:
+            open_all(page)
         return page
 
     yield open_
@@ -107,6 +117,15 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
             page.remove_listener(event, listener)
         idle.append(left)
     assert not trouble
+
+
+def open_all(page: Any) -> None:
+    """The side panel and what is behind More, as somebody has them who works with the page."""
+    if not page.locator("#sidebar.open").count():
+        page.click(".gear")
+    if not page.locator(".race[data-more]").count():
+        page.click("#more")
+    page.wait_for_selector("#sidebar.open #pair", state="visible")
 
 
 def forget(page: Any, places: set[str]) -> Any:

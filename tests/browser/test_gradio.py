@@ -89,7 +89,7 @@ def test_scripts_find_the_sidebar_its_infos_and_the_tabs(scripted: tuple[Any, st
     for tab, shown in (("history", ".history"), ("playground", "#run")):
         page.evaluate(f"async tab => {{ {module}; m.openTab(tab); }}", tab)
         page.wait_for_selector(shown, state="visible")
-    page.evaluate(f"async () => {{ {module}; m.shutSidebar(document.querySelector('#sidebar')); }}")
+    page.evaluate(f"async () => {{ {module}; m.toggleSidebar(document.querySelector('#sidebar')); }}")
     page.wait_for_selector("#sidebar:not(.open)")
 
 

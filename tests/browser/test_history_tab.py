@@ -48,6 +48,11 @@ def download(page: Any, press: str) -> str:
     return Path(found.value.path()).read_text(encoding="utf-8")
 
 
+def share(page: Any, form: str) -> None:
+    page.click(".take-away summary")
+    page.click(f"[data-take={form}]")
+
+
 def open_file(page: Any, name: str, text: str) -> None:
     page.set_input_files(".history input[type=file]", {"name": name, "mimeType": "", "buffer": text.encode()})
 
@@ -81,7 +86,7 @@ def test_the_bar_by_keyboard_and_before_the_first_run(page: Any) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector(".take-away .menu-list button")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.dataset.take") == "json"
+    assert page.evaluate("document.activeElement.dataset.take") == "html"
     page.keyboard.press("Escape")
     assert page.is_hidden(".take-away .menu-list")
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
@@ -93,7 +98,7 @@ def test_files_hold_the_run_shown_link_and_command_what_is_set_now(page: Any) ->
     set_number(page, "Seed", 5)
     page.fill("#prompt textarea", "it's\n$HOME")
     run_to_end(page)
-    page.click("[data-take=command]")
+    share(page, "command")
     noticed(page, "copied")
     parsed = parser().parse_args(shlex.split(clipboard(page))[3:])
     assert parsed.prompt == "it's\n$HOME"
@@ -102,7 +107,7 @@ def test_files_hold_the_run_shown_link_and_command_what_is_set_now(page: Any) ->
     page.wait_for_function("location.search.includes('seed=6')")
     for form in ("link", "command"):
         page.click(f"{NOTICE} button")
-        page.click(f"[data-take={form}]")
+        share(page, form)
         noticed(page, f"The {form} is copied")
         assert re.search(r"seed[= ]6", clipboard(page))
     document = json.loads(download(page, "[data-take=json]"))
@@ -123,7 +128,7 @@ def test_settings_survive_a_reload_and_a_link_carries_them_on(page: Any, visit: 
     set_number(page, "Seed", 11)
     page.locator("#method input[value=ngram]").check()
     page.wait_for_function("['seed=11', 'ngram', 'prompt='].every(part => location.search.includes(part))")
-    page.click("[data-take=link]")
+    share(page, "link")
     noticed(page, "copied")
     link = clipboard(page)
     page.reload()
@@ -140,7 +145,7 @@ def test_bad_values_of_a_link_are_said_and_left_out_one_by_one(scripted: tuple[A
     assert page.locator(f"{NOTICE} b").count() == 0
     page.wait_for_function("location.search === '?top_k=9'")
     page.fill("#prompt textarea", "x" * 2001)
-    page.click("[data-take=link]")
+    share(page, "link")
     noticed(page, "too long for a link")
     assert clipboard(page).endswith("?top_k=9")
     run_to_end(page)

@@ -10,6 +10,16 @@ from driving import open_tab, run_to_end, set_number, status, wait_idle
 from app.assets import address
 
 STRUCK = '#speculative-stream [data-outcome="rejected"], #speculative-stream [data-outcome="ignored"]'
+FIRST_SIGHT = """() => {
+    const seen = each => each.checkVisibility({ visibilityProperty: true }) && each.getBoundingClientRect().width > 2;
+    const all = [...document.querySelectorAll("button, input, textarea, select, summary, [role=slider]")];
+    const controls = all.filter(seen);
+    const whole = each => each.closest("[role=tablist], [role=toolbar], .scrubber") ?? each;
+    const named = controls.map(whole).map(each => each.id || each.className || each.textContent);
+    const wordsIn = element => element.innerText.split(/\\s+/).length;
+    const text = [...document.querySelectorAll(".line")].reduce((sum, each) => sum + wordsIn(each), 0);
+    return [named, wordsIn(document.body) - text];
+}"""
 FOCUSED = "document.activeElement.closest('.t')?.textContent ?? null"
 
 
@@ -26,13 +36,66 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return visit(scripted[1])
 
 
-def test_the_page_opens_ready_to_run(page: Any) -> None:
+def test_a_newcomer_sees_one_picture(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    """At most 15 things to decide, where a row of tabs, of chips and the replay are one each, and 120 words; what was
+    opened stays open for that visitor."""
+    page = visit(scripted[1], newcomer=True)
+    run_to_end(page)
+    folded = page.locator("#sidebar.open, .race .charts, #copy-text, #run-five, .facts, footer").locator("visible=true")
+    assert folded.count() == 0
+    page.click(".tour-offer .tool >> text=No, thanks")
+    controls, words = page.evaluate(FIRST_SIGHT)
+    assert len(set(controls)) <= 15 and words <= 120, (controls, words)
+    page.click("#more")
+    page.click(".gear")
+    assert page.is_visible(".race .charts") and page.is_visible("#run-five")
+    page.reload()
+    page.wait_for_selector("#sidebar.open #pair", state="visible")
+    page.wait_for_selector(".race[data-more] .charts", state="visible")
+
+
+def test_nothing_moves_when_a_run_ends(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(scripted[1], newcomer=True)
+    places = "['#speculative-stream', '#plain-stream', '.scrubber', '#more'].map(each => document.querySelector(each))"
+    boxes = f"{places}.map(each => JSON.stringify(each.getBoundingClientRect()))"
+    page.wait_for_selector("[data-method] option", state="attached")
+    page.evaluate("document.fonts.ready")
+    page.wait_for_timeout(300)
+    before = page.evaluate(boxes)
+    page.click("#run")
+    page.wait_for_selector("#speculative-stream .t")
+    running = page.evaluate(boxes)
+    wait_idle(page)
+    assert before == running == page.evaluate(boxes)
+
+
+def test_the_method_can_be_chosen_beside_the_target(page: Any) -> None:
+    page.select_option("[data-method]", "ngram")
+    page.wait_for_function("document.querySelector('#method input[value=ngram]').checked")
+    page.get_by_label("Plain only").check()
+    page.wait_for_function("document.querySelector('[data-method]').value === 'plain'")
+
+
+def test_a_typed_prompt_has_no_caption_and_is_what_is_watched(page: Any) -> None:
+    page.wait_for_function("document.querySelector('#prompt-note p').textContent")
+    run_to_end(page)
+    page.fill("#prompt textarea", "typed by hand")
+    page.wait_for_function("!document.querySelector('#prompt-note p').textContent")
+    page.click("#watch")
+    page.wait_for_selector(".race[data-replay='']")
+    assert page.evaluate("document.querySelector('.race').race.documents.speculative.prompt") == "typed by hand"
+
+
+def test_the_page_opens_ready_to_run(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    page = visit(scripted[1], newcomer=True)
     page.wait_for_function("document.activeElement.id === 'run'")
     assert page.input_value("#prompt textarea").strip()
-    assert status(page).startswith("Press Run: a small draft model guesses")
+    assert status(page) == "Press Run: a small draft model guesses ahead, the target checks."
     assert page.is_disabled("#stop")
     assert "Speculative Decoding Playground" in page.inner_text("#header")
-    assert "speculation on, draft length 5" in page.inner_text("#header")
+    assert "speculation on" not in page.inner_text("#header")
+    page.click(".gear")
+    page.wait_for_function("document.querySelector('#header').innerText.includes('speculation on, draft length 5')")
 
 
 def test_the_header_follows_the_controls(page: Any) -> None:
@@ -60,16 +123,30 @@ def test_keys_run_and_stop(page: Any, engine: Any) -> None:
     assert status(page).startswith("Stopped")
 
 
-def test_struck_tokens_can_be_hidden(raced: Any) -> None:
+def test_refused_guesses_fold_into_a_mark(raced: Any) -> None:
+    """What stands reads as text; the rest opens on hover, with its round, or by one switch."""
     page = raced
-    struck = page.locator(STRUCK)
+    struck, marks = page.locator(STRUCK), page.locator("#speculative-stream .mark")
     assert struck.count() > 0
-    assert struck.first.is_visible()
-    page.click("#hide-struck")
     assert not any(struck.nth(i).is_visible() for i in range(struck.count()))
-    assert page.get_attribute("#hide-struck", "aria-pressed") == "true"
-    page.click("#hide-struck")
-    assert struck.first.is_visible()
+    numbers = [int(text[1:]) for text in marks.all_inner_texts()]
+    assert sum(numbers) == struck.count() and all(numbers)
+    page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
+    marks.first.hover()
+    guesses = "guess" if numbers[0] == 1 else "guesses"
+    assert f"{numbers[0]} {guesses} folded away: 1 refused" in page.inner_text("#token-card")
+    assert page.locator("#token-card .swatch").count() == numbers[0]
+    marks.first.click()
+    assert struck.first.is_visible() and not marks.first.is_visible() and page.is_visible(".inspector")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".inspector", state="hidden")
+    assert not struck.first.is_visible()
+    page.click("#all-guesses")
+    assert all(struck.nth(i).is_visible() for i in range(struck.count())) and not marks.first.is_visible()
+    assert page.get_attribute("#all-guesses", "aria-pressed") == "true"
+    page.click("#all-guesses")
+    assert not struck.first.is_visible()
 
 
 def test_copying_takes_the_output_only(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
@@ -107,6 +184,7 @@ def test_arrow_keys_walk_through_tokens_and_show_their_card(raced: Any) -> None:
 def test_the_card_tells_a_tokens_story_and_leaves_its_line_free(page: Any) -> None:
     set_number(page, "number input for Temperature", 0.7)
     run_to_end(page)
+    page.click("#all-guesses")
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     token = page.locator('#speculative-stream [data-outcome="rejected"]').first
     token.hover()
@@ -127,20 +205,20 @@ def test_the_card_tells_a_tokens_story_and_leaves_its_line_free(page: Any) -> No
 
 def test_the_card_of_a_greedy_run_has_the_models_own_probabilities(raced: Any) -> None:
     page = raced
+    page.click("#all-guesses")
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     page.locator('#speculative-stream [data-outcome="rejected"]').first.hover()
     words = page.locator("#token-card").inner_text()
+    page.click("#all-guesses")
     assert "Greedy: only the likeliest stands. It is not the target’s likeliest token: refused." in words
     assert "p, target\n0.71\nq, draft\n0.91" in words, "not the 0 and 1 that greedy decoding makes of them"
 
 
 def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
     """Watch runs first where nothing ran; the tour is offered until it was taken; all above the fold of a projector."""
-    page = visit(scripted[1])
+    page = visit(f"{scripted[1]}?temperature=0.7&max_new_tokens=24", newcomer=True)
     page.set_viewport_size({"width": 1280, "height": 720})
-    assert page.is_disabled("#copy-text") and page.is_disabled("#hide-struck")
-    set_number(page, "number input for Temperature", 0.7)
-    set_number(page, "New tokens", 24)
+    assert page.is_disabled("#copy-text") and page.is_enabled("#all-guesses")
     page.click("#watch")
     page.wait_for_selector(".race[data-replay] #speculative-stream .t.pending")
     assert "times slower than they ran" in status(page)
@@ -153,8 +231,8 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     judged = page.locator('#speculative-stream .t[data-outcome="accepted"]:not(.later):not(.pending)').count()
     assert page.inner_text('.legend li:has([data-kind="accepted"]) b') == str(judged), "in the midst of a round too"
     page.keyboard.press("Escape")
-    assert "Guess, check, keep" in page.inner_text(".tour")
-    page.click(".tour .tool >> text=Show me")
+    assert "Guess, check, keep" in page.inner_text(".tour-offer")
+    page.click(".tour-offer .tool >> text=Show me")
     assert "tokens: words or pieces of words" in page.inner_text(".tour")
     page.click(".tour .tool >> text=Next: check")
     assert "p is 0.08, q 0.91: it stays in 9\u2009% of cases; drawn was 0.41, so it is struck" in page.inner_text(
@@ -164,12 +242,10 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     assert "from one pass" in page.inner_text(".tour")
     page.click(".tour .tool >> text=Done")
     assert not page.locator(".tour").is_visible() and not page.locator(".race[data-replay]").count()
-    charts = page.locator(".race .charts").bounding_box()
-    assert charts["y"] + charts["height"] + page.evaluate("scrollY") <= 720, "whole on a projector"
     page.reload()
     page.wait_for_function("document.querySelector('.race')?.race")
     run_to_end(page)
-    assert not page.locator(".tour").is_visible()
+    assert not page.locator(".tour").is_visible() and not page.inner_text(".tour-offer")
 
 
 def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> None:
@@ -196,7 +272,7 @@ def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> N
     assert (page.locator("#plain-stream .t").first.bounding_box() or {})["height"] > 1.4 * small["height"]
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    assert page.is_visible("#header") and page.is_visible(".charts")
+    assert page.is_visible("#header")
 
 
 def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any) -> None:
@@ -251,7 +327,7 @@ def test_a_fault_of_ours_is_a_sentence_too(page: Any) -> None:
     run_to_end(page)
     assert status(page).startswith("Something failed on our side")
     assert "a fault of ours" not in page.inner_text("body")
-    assert "Below is the one before it: pocket + pocket-draft (method draft)." in page.inner_text(".past")
+    assert "Shown is the one before it: pocket + pocket-draft (method draft)." in page.inner_text(".past")
     page.fill("#prompt textarea", "another")
     run_to_end(page)
     assert page.is_hidden(".past")
@@ -298,7 +374,7 @@ def test_controls_explain_themselves(raced: Any) -> None:
 
 
 def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
-    page = visit(scripted[1], has_touch=True)
+    page = visit(scripted[1], has_touch=True, newcomer=True)
     page.set_viewport_size({"width": 390, "height": 844})
     page.reload()
     page.wait_for_selector("#sidebar:not(.open)")
@@ -310,7 +386,7 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
     assert width <= 390
     speculative, plain = page.locator("#speculative-stream"), page.locator("#plain-stream")
     assert (speculative.bounding_box() or {})["y"] < (plain.bounding_box() or {})["y"]
-    page.click(".tour .tool >> text=Show me")
+    page.click(".tour-offer .tool >> text=Show me")
     for place in ("#speculative-stream", "#plain-stream", ".tour", ".stage-panel"):
         page.wait_for_function(
             """place => { const box = document.querySelector(place).getBoundingClientRect();
@@ -318,10 +394,10 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
             arg=place,
         )
     page.click(".tour .tool >> text=Close")
-    struck = page.locator(STRUCK)
-    for n in (struck.count() - 2, struck.count() - 1):
-        struck.nth(n).tap()
-        assert struck.nth(n).evaluate("token => token.classList.contains('chosen')")
+    marks = page.locator("#speculative-stream .mark")
+    for n in (marks.count() - 2, marks.count() - 1):
+        marks.nth(n).tap()
+        assert marks.nth(n).evaluate("mark => mark.guess.classList.contains('chosen') && mark.guess.checkVisibility()")
 
 
 def test_a_pane_whose_script_does_not_come_says_so(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:

@@ -114,7 +114,7 @@ class Playground:
                 prompts[0].text,
                 label="Prompt",
                 lines=2,
-                max_lines=3,
+                max_lines=2,  # as many: our sheet lets it grow
                 elem_id="prompt",
                 scale=1,
                 placeholder="Write something for the target to continue…",

@@ -185,7 +185,7 @@ function connectSteps(view) {
 export function mount(element, { props, watch }) {
   const view = new Comparison(element.querySelector(".comparison"));
   connectCard(view);
-  connectAll(view.root);
+  connectAll(view);
   new Runs(view, { name: "comparison", run: ["compare-run"], stop: "compare-stop", idle: EMPTY });
   connectRest(view);
   connectSteps(view);

@@ -3,6 +3,7 @@
 import { make, shape } from "../page/elements.js";
 import { outcomeLine } from "./card.js";
 import { fitTree, roundDrawing } from "./drawing.js";
+import { shownOf } from "./pane.js";
 import { seconds } from "./tally.js";
 import { acceptance, isTree, laterSibling, lawsAt, residualOf, siblingsOf, testWords } from "./story.js";
 import { figure, probability, quoted } from "./text.js";
@@ -64,13 +65,14 @@ export class Inspector {
 
   close() {
     if (!this.span) return;
-    const { span } = this;
+    const { span, pane } = this;
     const inside = this.box.contains(document.activeElement);
     this.unmark();
     this.span = null;
     this.box.hidden = true;
     delete this.race.root.dataset.inspect;
-    if (inside && span.isConnected) this.shownOf(span).focus({ preventScroll: true });
+    pane.enterShown();
+    if (inside && span.isConnected) shownOf(span).focus({ preventScroll: true });
     this.race.root.dispatchEvent(new Event("inspected"));
   }
 
@@ -79,11 +81,6 @@ export class Inspector {
     this.fold?.classList.remove("inspected");
     this.marked?.forEach((each) => each.classList.remove("of-round"));
     this.marked = null;
-  }
-
-  /** A token, or the mark that it is folded into. */
-  shownOf(span) {
-    return span.checkVisibility() ? span : (span.closest(".fold")?.querySelector(".mark") ?? span);
   }
 
   spansOf(round) {

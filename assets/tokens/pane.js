@@ -46,6 +46,12 @@ function foldOf(spans) {
   return fold;
 }
 
+/** A token, or what stands in its place: the mark that it is folded into; of a mark that is open, its guess. */
+export function shownOf(span) {
+  if (span.checkVisibility()) return span;
+  return span.guess ?? span.closest(".fold")?.querySelector(".mark") ?? span;
+}
+
 export class Pane {
   constructor(section) {
     this.section = section;
@@ -145,6 +151,11 @@ export class Pane {
     if (this.current) this.current.removeAttribute("tabindex");
     span.tabIndex = 0;
     return (this.current = span);
+  }
+
+  /** Tab reaches no token that has just been folded away, but its mark, and the other way round. */
+  enterShown() {
+    if (this.current) this.entry(shownOf(this.current));
   }
 
   /** Show what was added since the last flush. */

@@ -225,7 +225,7 @@ function selectedOutput(race) {
 export function mountRace(element, { props, watch }) {
   const race = new Race(element.querySelector(".race"));
   connectCard(race);
-  connectAll(race.root);
+  connectAll(race);
   connectMore(race);
   connectInspector(race);
   connectTimeline(race);

@@ -21,7 +21,9 @@ export function connectCard(view) {
   }
   root.addEventListener("click", (event) => {
     const fold = event.target.closest?.(".fold");
-    if (fold && !view.inspector && document.getSelection().isCollapsed) fold.classList.toggle("open");
+    if (!fold || view.inspector || !document.getSelection().isCollapsed) return;
+    fold.classList.toggle("open");
+    paneOf(fold).enterShown();
   });
   root.addEventListener("pointerover", (event) => token(event) && show(token(event)));
   root.addEventListener("pointerdown", (event) => token(event) && paneOf(token(event)).entry(token(event)));
@@ -41,11 +43,12 @@ export function connectCard(view) {
 }
 
 /** The switch between text with its refused guesses folded into marks and every guess in its place. */
-export function connectAll(root) {
+export function connectAll({ root, lanes }) {
   const all = root.querySelector('[data-tool="all"]');
   all.addEventListener("click", () => {
     const on = all.getAttribute("aria-pressed") !== "true";
     all.setAttribute("aria-pressed", String(on));
     root.toggleAttribute("data-all", on);
+    for (const { pane } of Object.values(lanes)) pane.enterShown();
   });
 }

@@ -258,7 +258,7 @@ class Training {
 export function mount(element, { props, watch }) {
   const view = new Training(element.querySelector(".training"));
   connectCard(view);
-  connectAll(view.root);
+  connectAll(view);
   new Runs(view, { name: "training", run: ["train-start", "train-resume"], stop: "train-stop", keys: false, idle: EMPTY });
   new ResizeObserver(() => view.drawCharts()).observe(view.root.querySelector(".chart"));
   view.root.view = view;

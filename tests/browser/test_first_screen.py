@@ -81,6 +81,7 @@ def test_eight_messages_and_what_each_shows(page: Any) -> None:
         before = page.inner_text("#prompt-note") if i else ""
         chips.nth(i).click()
         page.wait_for_function("before => document.querySelector('#prompt-note').innerText !== before", arg=before)
+    chips.filter(has_text="Sunset").click()
     page.wait_for_function("document.querySelector('#temperature input').value === '1'")
     chips.first.click()
     page.wait_for_function("document.querySelector('#temperature input').value === '0'")

@@ -21,6 +21,18 @@ PENDING = "document.querySelectorAll('#speculative-stream .t.pending').length"
 
 
 @pytest.fixture
+def from_disk(from_disk: Any) -> Any:
+    """With every guess in its place, none folded into a mark."""
+
+    def open_(*document: Any, **options: Any) -> Any:
+        page = from_disk(*document, **options)
+        page.evaluate("document.querySelector('#all-guesses').click()")
+        return page
+
+    return open_
+
+
+@pytest.fixture
 def sampled(from_disk: Any) -> Any:
     return from_disk(scripted_race(temperature=0.7))
 

@@ -10,7 +10,7 @@ from driving import until
 from races import scripted_race
 from test_hostile import HOSTILE, PICTURES
 
-SHOWN = """lane => [...document.querySelectorAll(`#${lane}-stream .t`)].map(
+SHOWN = """lane => [...document.querySelectorAll(`#${lane}-stream .t:not(.mark)`)].map(
     t => [t.dataset.outcome, t.dataset.p && +t.dataset.p, t.dataset.q ? +t.dataset.q : null])"""
 RACE = "document.querySelector('.race').race"
 
@@ -41,7 +41,7 @@ def test_a_lone_run_is_shown_too(from_disk: Any) -> None:
     speculative, plain = scripted_race()["runs"]
     for lane, run in (("speculative", speculative), ("plain", plain)):
         page = from_disk(run)
-        assert page.locator(f"#{lane}-stream .t").count() == len(tokens(run))
+        assert page.locator(f"#{lane}-stream .t:not(.mark)").count() == len(tokens(run))
         page.click('[data-do="back"]')
         page.click('[data-do="leave"]')
         assert page.locator(".t.later").count() == 0
@@ -50,7 +50,7 @@ def test_a_lone_run_is_shown_too(from_disk: Any) -> None:
 def test_the_page_tells_prompt_and_settings_and_gives_the_document_back(from_disk: Any) -> None:
     document = scripted_race(temperature=0.7)
     page = from_disk(document, accept_downloads=True)
-    page.click("summary")
+    page.click("summary >> text=Prompt and settings")
     assert page.inner_text("#prompt").startswith("def f():")
     assert "temperature" in page.inner_text("#settings")
     with page.expect_download() as download:

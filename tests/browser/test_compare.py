@@ -14,7 +14,7 @@ from test_hostile import HOSTILE, PICTURES
 from core.text import read_prompts
 
 VIEW = "document.querySelector('.comparison').view"
-SHOWN = """lane => [...document.querySelectorAll(`.comparison .pane[data-lane="${lane}"] .t`)].map(
+SHOWN = """lane => [...document.querySelectorAll(`.comparison .pane[data-lane="${lane}"] .t:not(.mark)`)].map(
     t => [t.dataset.outcome, t.textContent])"""
 COLUMN = "n => [...document.querySelectorAll('.comparison tbody tr')].map(row => row.children[n].innerText)"
 

@@ -16,17 +16,17 @@ STATE = f"""() => {{
     const parts = root.querySelectorAll('.status, .pane, .numbers, .legend, .timeline, [data-chart=curve]');
     return [[...parts].map(e => e.outerHTML), [...root.querySelectorAll('.stream')].map(e => e.scrollTop)];
 }}"""
-SHOWN = "[...document.querySelectorAll('#speculative-stream .t')].filter(t => t.offsetParent).length"
-PENDING = "document.querySelectorAll('#speculative-stream .t.pending').length"
+SHOWN = "[...document.querySelectorAll('#speculative-stream .t:not(.mark)')].filter(t => t.offsetParent).length"
+PENDING = "document.querySelectorAll('#speculative-stream .t.pending:not(.mark)').length"
 
 
 @pytest.fixture
 def from_disk(from_disk: Any) -> Any:
-    """With every guess in its place, none folded into a mark."""
+    """With every guess in its place, none folded into a mark, and the charts open."""
 
     def open_(*document: Any, **options: Any) -> Any:
         page = from_disk(*document, **options)
-        page.evaluate("document.querySelector('#all-guesses').click()")
+        page.evaluate("for (const id of ['all-guesses', 'more']) document.getElementById(id).click()")
         return page
 
     return open_
@@ -209,7 +209,7 @@ def test_a_long_runs_timeline_moves_to_the_chosen_round(from_disk: Any) -> None:
 
 
 def test_a_replay_goes_moment_by_moment_and_leaves_no_trace(sampled: Any) -> None:
-    before, tokens = sampled.evaluate(STATE), sampled.locator("#speculative-stream .t").count()
+    before, tokens = sampled.evaluate(STATE), sampled.locator("#speculative-stream .t:not(.mark)").count()
     sampled.evaluate(f"{RACE}.replay.seek(0, 0)")
     figures = sampled.locator("[data-number]:not([data-number=spread]):not([data-number=speedup-word]), .rate b")
     assert set(figures.all_inner_texts()) == {"–"}, "nothing is known before the first round"
@@ -248,7 +248,7 @@ def test_a_replay_goes_moment_by_moment_and_leaves_no_trace(sampled: Any) -> Non
     assert plain[0] == plain[1], "plain decoding is shown as far as it was at that time"
 
     sampled.keyboard.press("Escape")
-    assert sampled.locator("#speculative-stream .t").count() == tokens
+    assert sampled.locator("#speculative-stream .t:not(.mark)").count() == tokens
     assert sampled.evaluate(STATE) == before
 
 
@@ -271,7 +271,7 @@ def test_slow_motion_plays_pauses_and_goes_on(sampled: Any) -> None:
     sampled.locator(".scrubber select").select_option("2")
     play.click()
     until(sampled, f"{RACE}.replay.finished && !{RACE}.replay.playing")
-    assert sampled.evaluate(SHOWN) == sampled.locator("#speculative-stream .t").count()
+    assert sampled.evaluate(SHOWN) == sampled.locator("#speculative-stream .t:not(.mark)").count()
     sampled.click('[data-do="leave"]')
     assert sampled.evaluate(STATE) == before
 

@@ -22,8 +22,9 @@ def client(app: str) -> Client:
 
 
 def tokens(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tokens of a document in the order in which they are shown."""
-    return [t for r in run["rounds"] for t in [*r["drafted"], *([r["emitted"]] if r["emitted"] else [])]]
+    """The tokens of a document in the order in which they are shown: of a draft first what stands."""
+    drafts = ((sorted(r["drafted"], key=lambda t: t["outcome"] not in KEPT), r["emitted"]) for r in run["rounds"])
+    return [t for drafted, emitted in drafts for t in [*drafted, *([emitted] if emitted else [])]]
 
 
 def bare(run: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -211,8 +211,9 @@ def test_a_long_runs_timeline_moves_to_the_chosen_round(from_disk: Any) -> None:
 def test_a_replay_goes_moment_by_moment_and_leaves_no_trace(sampled: Any) -> None:
     before, tokens = sampled.evaluate(STATE), sampled.locator("#speculative-stream .t:not(.mark)").count()
     sampled.evaluate(f"{RACE}.replay.seek(0, 0)")
-    figures = sampled.locator("[data-number]:not([data-number=spread]):not([data-number=speedup-word]), .rate b")
+    figures = sampled.locator("[data-number]:not([data-number=spread]):not([data-number^=speedup]), .rate b")
     assert set(figures.all_inner_texts()) == {"–"}, "nothing is known before the first round"
+    assert not sampled.inner_text("[data-number=speedup]")
     sampled.locator(".scrubber input").focus()
     sampled.keyboard.press("Home")
     assert sampled.inner_text(".scrubber-round") == "round 1 / 22"
@@ -277,7 +278,7 @@ def test_slow_motion_plays_pauses_and_goes_on(sampled: Any) -> None:
 
 
 def test_an_open_inspector_follows_the_replay(sampled: Any) -> None:
-    sampled.locator("#speculative-stream .t").first.click()
+    sampled.locator("#speculative-stream .t:not(.mark)").first.click()
     sampled.locator(".scrubber input").fill("4")
     assert sampled.inner_text(".inspector-title").startswith("Round 4")
     sampled.click('[data-do="on"]')

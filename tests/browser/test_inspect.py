@@ -325,6 +325,7 @@ def test_a_run_ends_a_replay_and_no_replay_starts_in_a_run(scripted: tuple[Any, 
     assert page.locator(".inspector").is_visible(), "a running race can be looked at"
     wait_idle(page)
     assert page.locator(".inspector").is_visible()
+    page.click("[data-go=close]")
     assert page.inner_text(".race .status-text").startswith("Identical")
     assert not page.evaluate(f"{RACE}.replay.active")
     page.keyboard.press("Escape")

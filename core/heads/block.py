@@ -8,7 +8,7 @@ block are in 4 bits where their shapes allow it, and called without Python (`cor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ def fits_int4(config: HeadConfig) -> bool:
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
     projections = heads + 2 * config.kv_heads * config.head_dim
     products = ((hidden, config.feature_width), (projections, 2 * hidden), (hidden, heads))
-    products += ((2 * inner, hidden), (hidden, inner), (ROWS, hidden))
+    products += ((projections, hidden), (2 * inner, hidden), (hidden, inner), (ROWS, hidden))
     return all(group_for(rows, columns) for rows, columns in products)
 
 
@@ -35,42 +35,59 @@ def rounds_vocabulary() -> bool:
     return not has_blocks(torch.bfloat16)
 
 
+class Layer(NamedTuple):
+    """The weights of one layer, and of its norms."""
+
+    qkv: Weight
+    out: Weight
+    gate_up: Weight
+    down: Weight
+    before_attention: Tensor
+    before_mlp: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+
 class Block(nn.Module):
     """The passes of a head, n rows at a time. Nothing of it changes in a pass.
 
     Activations are in `work` between the products and in `dtype` in them."""
 
     fc: Weight
-    qkv: Weight
-    out: Weight
-    gate_up: Weight
-    down: Weight
+    layers: list[Layer]
     head: Weight
     fc_norms: list[Tensor]
-    query_norm: Tensor | None
-    key_norm: Tensor | None
 
     def __init__(
-        self, network: HeadNetwork, weights: Sequence[Weight], embedding: Tensor, vocabulary: int, work: torch.dtype
+        self,
+        network: HeadNetwork,
+        fc: Weight,
+        layers: Sequence[Sequence[Weight]],
+        head: Weight,
+        embedding: Tensor,
+        vocabulary: int,
+        work: torch.dtype,
     ) -> None:
         super().__init__()
-        config, layer = network.config, network.midlayer
+        config = network.config
 
         def norm(module: Any) -> Tensor:
             return module.weight.detach().to(work)
 
         self.dtype, self.work = network.norm.weight.dtype, work
-        self.fc, self.qkv, self.out, self.gate_up, self.down, self.head = weights
+        self.fc, self.head = fc, head
+        self.layers = []
+        for weights, layer in zip(layers, network.stack):
+            before_mlp, attention = norm(layer.post_attention_layernorm), layer.self_attn
+            own = [norm(each) for each in (attention.q_norm, attention.k_norm)] if config.qk_norm else [None, None]
+            self.layers.append(Layer(*weights, norm(layer.input_layernorm), before_mlp, *own))
         self.embedding = embedding.detach()
-        self.embedding_norm, self.hidden_norm = norm(layer.input_layernorm), norm(layer.hidden_norm)
-        self.mlp_norm, self.norm = norm(layer.post_attention_layernorm), norm(network.norm)
+        self.hidden_norm, self.norm = norm(network.midlayer.hidden_norm), norm(network.norm)
         self.fc_norms = []
         if config.norm_before_fc:
             self.fc_norms = [norm(network.input_norm)]
         if config.fc_norm:
             self.fc_norms = [norm(each) for each in network.fc_norm]
-        self.query_norm = norm(layer.self_attn.q_norm) if config.qk_norm else None
-        self.key_norm = norm(layer.self_attn.k_norm) if config.qk_norm else None
         self.heads, self.kv_heads, self.size = config.heads, config.kv_heads, config.head_dim
         self.eps, self.vocabulary = config.rms_norm_eps, vocabulary
         self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
@@ -98,16 +115,31 @@ class Block(nn.Module):
     def forward(
         self, ids: Tensor, inputs: Tensor, cache: Tensor, start: int, cos: Tensor, sin: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """A pass of ids [n] with inputs [n, hidden], whose keys and values are put at row `start` of the cache [2, key
-        heads, capacity, size]. cos, sin [n, 1, size] turn the rows; `mask` bool [heads / key heads · n, start + n] is
-        true where a row may look, None: everywhere. Output [n, hidden]."""
-        n, size, heads, kv_heads = ids.size(0), self.size, self.heads, self.kv_heads
-        group, end = heads // kv_heads, start + n
+        """A pass of ids [n] with inputs [n, hidden], whose keys and values are put at row `start` of the cache [layers,
+        2, key heads, capacity, size]. cos, sin [n, 1, size] turn the rows; `mask` bool [heads / key heads · n, start +
+        n] is true where a row may look, None: everywhere. Output [n, hidden]."""
         normed = self.normalise(inputs, self.hidden_norm)
-        embedded = self.normalise(F.embedding(ids, self.embedding).to(self.work), self.embedding_norm)
-        qkv = self.product(torch.cat([embedded, normed], -1), self.qkv).view(n, heads + 2 * kv_heads, size)
+        hidden = normed if self.normed_residual else inputs
+        embedded = F.embedding(ids, self.embedding).to(self.work)
+        for i, layer in enumerate(self.layers):
+            if i == 0:
+                x = torch.cat([self.normalise(embedded, layer.before_attention), normed], -1)
+            else:
+                x = self.normalise(hidden, layer.before_attention)
+            hidden = hidden + self.product(self.attend(x, layer, cache[i], start, cos, sin, mask), layer.out)
+            gate, up = self.product(self.normalise(hidden, layer.before_mlp), layer.gate_up).chunk(2, -1)
+            hidden = hidden + self.product(F.silu(gate) * up, layer.down)
+        return hidden
+
+    def attend(
+        self, x: Tensor, layer: Layer, cache: Tensor, start: int, cos: Tensor, sin: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """What the attention of a layer gives rows [n, …]: [n, heads · size]."""
+        n, size, heads, kv_heads = x.size(0), self.size, self.heads, self.kv_heads
+        group, end = heads // kv_heads, start + n
+        qkv = self.product(x, layer.qkv).view(n, heads + 2 * kv_heads, size)
         qk = qkv[:, : heads + kv_heads]
-        query_norm, key_norm = self.query_norm, self.key_norm
+        query_norm, key_norm = layer.query_norm, layer.key_norm
         if query_norm is not None and key_norm is not None:
             qk = torch.cat([self.normalise(qk[:, :heads], query_norm), self.normalise(qk[:, heads:], key_norm)], 1)
         qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
@@ -116,10 +148,7 @@ class Block(nn.Module):
         # Queries that share a key head become rows of one product: no repeated keys.
         q = qk[:, :heads].view(n, kv_heads, group, size).permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, size)
         seen = F.scaled_dot_product_attention(q, cache[None, 0, :, :end], cache[None, 1, :, :end], mask)
-        seen = seen.view(heads, n, size).transpose(0, 1).reshape(n, heads * size)
-        hidden = (normed if self.normed_residual else inputs) + self.product(seen, self.out)
-        gate, up = self.product(self.normalise(hidden, self.mlp_norm), self.gate_up).chunk(2, -1)
-        return hidden + self.product(F.silu(gate) * up, self.down)
+        return seen.view(heads, n, size).transpose(0, 1).reshape(n, heads * size)
 
     @torch.jit.export
     def logits(self, output: Tensor) -> Tensor:
@@ -146,21 +175,25 @@ class FusedHead:
         if self.device.type == "cuda":  # its passes run by the network itself (core.heads.graph)
             self.work = self.dtype
             return
-        attention, mlp = network.midlayer.self_attn, network.midlayer.mlp
-        layers: list[tuple[nn.Module, tuple[str, ...]]] = [
-            (network, ("fc",)),
-            (attention, ("q_proj", "k_proj", "v_proj")),
-            (attention, ("o_proj",)),
-            (mlp, ("gate_proj", "up_proj")),
-            (mlp, ("down_proj",)),
-        ]
         on_cpu = self.device.type == "cpu"
-        weights = [fuse(*each, int4) if on_cpu else _dense(*each) for each in layers]
+
+        def weight(owner: nn.Module, *names: str, int4: bool = int4) -> Weight:
+            return fuse(owner, names, int4) if on_cpu else _dense(owner, names)
+
+        layers = [
+            (
+                weight(layer.self_attn, "q_proj", "k_proj", "v_proj"),
+                weight(layer.self_attn, "o_proj"),
+                weight(layer.mlp, "gate_proj", "up_proj"),
+                weight(layer.mlp, "down_proj"),
+            )
+            for layer in network.stack
+        ]
         rounded = int4 and rounds_vocabulary()
-        vocabulary = _vocabulary(network, real, rounded), ("lm_head",)
-        weights.append(fuse(*vocabulary, rounded) if on_cpu else _dense(*vocabulary))
+        vocabulary = weight(_vocabulary(network, real, rounded), "lm_head", int4=rounded)
         self.work = torch.float32 if on_cpu and self.dtype.itemsize == 2 else self.dtype
-        self.block: Any = Block(network, weights, self.table, len(self.target_ids), self.work)
+        fc = weight(network, "fc")
+        self.block: Any = Block(network, fc, layers, vocabulary, self.table, len(self.target_ids), self.work)
         if on_cpu:
             self.block = compiled(self.block)
 
@@ -182,7 +215,7 @@ class FusedHead:
     def rotation(self, capacity: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin [capacity, 1, head_dim] such that rotating x is x·cos + roll(x)·sin."""
         like = torch.empty(0, device=self.device)
-        cos, sin = self.network.rotary(like, torch.arange(capacity, device=self.device)[None])
+        cos, sin = self.network.rotation(torch.arange(capacity, device=self.device), like)
         half = self.config.head_dim // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
         return cos[0][:, None].to(self.work), sin[0][:, None].to(self.work)

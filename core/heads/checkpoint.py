@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,8 +110,6 @@ def _other_kind(keys: Iterable[str]) -> str:
 def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> Description:
     shape = {**config, **config.get("transformer_layer_config", {})}
     nested = config.get("eagle_config") or {}
-    if shape.get("num_hidden_layers", 1) != 1:
-        raise ValueError("num_hidden_layers, which must be 1")
     hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
     target_width = int(config.get("target_hidden_size") or hidden)
     plain = config.get(LAYER_IDS)
@@ -132,6 +131,7 @@ def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -
             "vocab_size": int(vocabulary),
             "draft_vocab_size": draft_vocabulary,
             "target_hidden_size": target_width,
+            "depth": int(shape.get("num_hidden_layers") or 1),
             "rms_norm_eps": float(shape.get("rms_norm_eps", 1e-6)),
             "rope": _rope(shape),
             "max_positions": int(shape.get("max_position_embeddings", 2048)),
@@ -195,7 +195,18 @@ def bytes_in_memory(folder: Path, name: str, dtype: torch.dtype) -> int:
 
 
 def _original(key: str) -> str:
-    return key.replace("layers.0.", "midlayer.", 1) if key.startswith("layers.0.") else key
+    """The name of a tensor as networks here have it: `midlayer.*`, and `further.*` from the second layer on."""
+    if not (found := re.match(r"layers\.(\d+)\.", key)):
+        return key
+    layer = int(found[1])
+    return f"further.{layer - 1}.{key[found.end():]}" if layer else f"midlayer.{key[found.end():]}"
+
+
+def _published(key: str) -> str:
+    """The same as files have it, `layers.1.*` for the second layer."""
+    if not (found := re.match(r"further\.(\d+)\.", key)):
+        return key
+    return f"layers.{int(found[1]) + 1}.{key[found.end():]}"
 
 
 def load_weights(folder: Path, name: str, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadNetwork:
@@ -210,7 +221,7 @@ def load_weights(folder: Path, name: str, config: HeadConfig, dtype: torch.dtype
     except RuntimeError as error:
         raise UserError(f"{name} cannot be loaded: its weights do not have the shapes its config says.") from error
     if lost := [*sorted(set(missing) - OPTIONAL - {k for k in missing if k.startswith("rotary.")}), *unexpected]:
-        raise UserError(f"{name} cannot be loaded: its weights do not fit its config ({lost[0]}).")
+        raise UserError(f"{name} cannot be loaded: its weights do not fit its config ({_published(lost[0])}).")
     offsets = tensors.get("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
     ids = torch.arange(config.draft_vocab_size) + offsets
     if len(ids.unique()) < len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
@@ -230,7 +241,7 @@ def save_head(network: HeadNetwork, folder: Path, dtype: torch.dtype = torch.bfl
     (such as `target`, whose model it is for)."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {key: value.detach().cpu() for key, value in network.state_dict().items() if not key.startswith("rotary")}
-    tensors = {key: (t.to(dtype) if t.is_floating_point() else t).contiguous() for key, t in tensors.items()}
+    tensors = {_published(k): (t.to(dtype) if t.is_floating_point() else t).contiguous() for k, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     document = {**config_document(network.config, dtype), **entries}
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -245,7 +256,7 @@ def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
         "model_type": "llama",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,

@@ -184,18 +184,23 @@ class GraphHeadRunner:
         the rows' positions; output [n, hidden]."""
         net, n = self.head.network, len(ids)
         embedded = F.embedding(ids, self.head.table).to(self.head.dtype)
-        residual, q, *made = net.project(embedded[None], inputs[None], at)
-        slots = start + self._order[:n]
-        for held, new in zip(self._cache, made):
-            held.index_copy_(1, slots, new[0])
+        hidden, q, *made = net.project(embedded[None], inputs[None], at)
         if visible is None:
             visible = self._order[:reach] <= at[:, None]
-        # Queries that share a key head become rows of one product: no repeated keys.
-        kv_heads, (heads, _, size) = len(self._cache[0]), q[0].shape
-        asking = q[0].reshape(1, kv_heads, heads // kv_heads * n, size)
-        keys, values = (held[None, :, :reach] for held in self._cache)
-        seen = F.scaled_dot_product_attention(asking, keys, values, visible.repeat(heads // kv_heads, 1))
-        return net.finish(residual, seen.view(1, heads, n, size))[0]
+        slots = start + self._order[:n]
+        kv_heads, (heads, _, size) = self._cache.shape[2], q[0].shape
+        visible = visible.repeat(heads // kv_heads, 1)
+        for i, layer in enumerate(net.stack):
+            if i:
+                q, *made = net.project_further(i, hidden, at)
+            for held, new in zip(self._cache[i], made):
+                held.index_copy_(1, slots, new[0])
+            # Queries that share a key head become rows of one product: no repeated keys.
+            asking = q[0].reshape(1, kv_heads, heads // kv_heads * n, size)
+            keys, values = (held[None, :, :reach] for held in self._cache[i])
+            seen = F.scaled_dot_product_attention(asking, keys, values, visible)
+            hidden = layer.finish(hidden, seen.view(1, heads, n, size))
+        return hidden[0]
 
     def _numbers(self, *numbers: int) -> list[Tensor]:
         return [torch.full((), number, device=self.device) for number in numbers]
@@ -209,9 +214,10 @@ class GraphHeadRunner:
     @torch.inference_mode()
     def _move(self, capacity: int) -> None:
         config = self.head.config
-        cache = torch.zeros(2, config.kv_heads, capacity, config.head_dim, dtype=self.head.dtype, device=self.device)
+        shape = config.depth, 2, config.kv_heads, capacity, config.head_dim
+        cache = torch.zeros(shape, dtype=self.head.dtype, device=self.device)
         if self._capacity:
-            cache[:, :, : self._capacity] = self._cache
+            cache[:, :, :, : self._capacity] = self._cache
         self._cache, self._capacity = cache, capacity
         self._order = torch.arange(capacity, device=self.device)
 

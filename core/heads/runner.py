@@ -70,10 +70,10 @@ class HeadRunner:
     @torch.inference_mode()
     def _grow(self, capacity: int) -> None:
         config = self.head.config
-        shape = (2, config.kv_heads, capacity, config.head_dim)
+        shape = (config.depth, 2, config.kv_heads, capacity, config.head_dim)
         cache = torch.zeros(shape, dtype=self.head.work, device=self.device)
         if self._capacity:
-            cache[:, :, : self._capacity] = self._cache
+            cache[:, :, :, : self._capacity] = self._cache
         self._cache = cache
         self._cos, self._sin = self.head.rotation(capacity)
         self._capacity = capacity

@@ -41,7 +41,9 @@ VARIANTS = {
         }
     },
     "other width": {"target_hidden_size": WIDTH, "hidden_size": 16, "head_dim": 8, "own_embedding": True},
-    "two layers": {"aux_layers": (1, 2)},
+    "two features": {"aux_layers": (1, 2)},
+    "two layers": {"depth": 2},
+    "three layers, head norms": {"depth": 3, "qk_norm": True, "norm_before_residual": True},
 }
 
 

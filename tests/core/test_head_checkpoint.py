@@ -34,7 +34,8 @@ def as_speculators(folder):
     old = read_config(folder)
     shape = {key: old[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim")}
     shape |= {key: old[key] for key in ("num_key_value_heads", "rms_norm_eps", "vocab_size", "attention_bias")}
-    shape |= {"model_type": "llama", "num_hidden_layers": 1, "rope_parameters": {"rope_type": "default"}}
+    shape |= {"num_hidden_layers": old["num_hidden_layers"], "model_type": "llama"}
+    shape |= {"rope_parameters": {"rope_type": "default"}}
     shape["rope_parameters"] |= {"rope_theta": old["rope_theta"], **(old["rope_scaling"] or {})}
     flags = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     config = {
@@ -138,7 +139,7 @@ def with_absolute_ids(tensors):
         ({}, with_absolute_ids, "not of offsets"),
         ({"hidden_size": None}, None, "lacks or garbles 'hidden_size'"),
         ({"intermediate_size": 40}, None, "do not have the shapes"),
-        ({"num_hidden_layers": 2}, None, "num_hidden_layers"),
+        ({"num_hidden_layers": 2}, None, r"do not fit its config \(layers\.1\."),
         ({"speculators_model_type": "dflash"}, None, "of the kind dflash"),
     ],
 )

@@ -96,10 +96,10 @@ def test_drafting_on_is_the_network_s_recurrent_pass(variant):
     expected = []
     output = output[:, -1:]
     for i, token in enumerate(chain):
-        output, (k, v) = network(
+        output, made = network(
             embed(network, target, torch.tensor([[token]])), network.feed_back(output), torch.tensor([19 + i]), past
         )
-        past = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        past = [(torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(past, made)]
         expected.append(output[0])
     runner = HeadRunner(fused_head(network, target), capacity=8)
     output = runner.read(torch.tensor(text[1:]), features[0])[-1:]

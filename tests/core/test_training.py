@@ -113,7 +113,7 @@ def test_rows_of_a_batch_are_what_drafting_would_see(target, some):
                 tokens = embedding(target)[ids[:, t + 2 + i : t + 3 + i]]
                 fed = head.feed_back(hidden[:, -1:])
                 hidden, new = head(tokens, fed, torch.tensor([t + 1 + i]), past)
-                past = tuple(torch.cat(pair, 2) for pair in zip(past, new))
+                past = [tuple(torch.cat(pair, 2) for pair in zip(past[0], new[0]))]
             torch.testing.assert_close(got, head.norm(hidden[0, -1]), atol=1e-4, rtol=1e-4)
 
 

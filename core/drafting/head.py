@@ -49,6 +49,8 @@ class HeadReader(Generic[R]):
     """
 
     cache: Runner | None = None
+    _ahead = 1
+    """How many tokens after its own a row needs."""
     in_step = True
     """It reads a prompt chunk by chunk behind its target."""
 
@@ -72,8 +74,7 @@ class HeadReader(Generic[R]):
         return engine_time() - start
 
     def truncate(self, length: int) -> None:
-        # A row needs the token after its own.
-        self.runner.truncate(max(0, min(self._stable, length - 1 - self._begins)))
+        self.runner.truncate(max(0, min(self._stable, length - self._ahead - self._begins)))
         if self.runner.length < self._stable:
             self._stable, self._output = self.runner.length, None
 

@@ -13,6 +13,8 @@ HEAD = "EAGLE-3 head"
 """What an inspected draft's `model_type` is where it is a trained head of the target."""
 MTP = "MTP layer"
 """The same, where it is the layer for predicting several tokens that the target itself comes with."""
+BLOCK = "block drafter"
+"""The same, where it drafts a whole block in one pass (DFlash, DSpark, P-EAGLE)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,15 @@ _ALL = (
         tree=True,
         heads=(HEAD,),
         elsewhere="head",
+    ),
+    Method(
+        "block",
+        "Block drafter",
+        "A few layers, trained on what the target computes, propose a whole block in one pass.",
+        guesser="a trained block drafter (a few more layers on top of the target)",
+        module="block",
+        network="head",
+        heads=(BLOCK,),
     ),
     Method(
         "ngram",

@@ -203,6 +203,11 @@ class FusedHead:
         return self.config.aux_layers
 
     @property
+    def drafted(self) -> int:
+        """Tokens that a pass drafts: several of P-EAGLE."""
+        return self.config.block_size
+
+    @property
     def draft_vocab_size(self) -> int:
         return self.config.draft_vocab_size
 

@@ -13,16 +13,22 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from core.errors import UserError, refused_pickle
-from core.heads import HeadConfig, HeadNetwork
+from core.heads import DraftNetwork, HeadConfig, HeadNetwork, Shape
+from core.heads.dflash import DFlashConfig, DFlashNetwork, usual_outputs
+from core.heads.dflash_format import SPECULATORS, documents, is_block, layers_of, shape_of, what_else
 
+CAN_RUN = "of trained drafters, EAGLE-3, P-EAGLE, DFlash and DSpark can be run"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+P_EAGLE_DEPTHS = 8
+"""Tokens that speculators trains a P-EAGLE head to draft where nothing else is said."""
 MEASURED = "measured"
 """The entry of config.json, and of the bundled pair's facts, that says how much was accepted, and where."""
 OPTIONAL = {"d2t", "t2d"}
@@ -32,7 +38,7 @@ IGNORED = {"verifier_norm.weight", "verifier_lm_head.weight"}
 
 @dataclass(frozen=True)
 class Description:
-    """What the config and the weights' headers of a head say. `shape` has every field of HeadConfig but `aux_layers`;
+    """What the config and the weights' headers of a head say. `shape` has every field of `make` but `aux_layers`;
     `layers` are the target's layers it reads by the config's own count (None: the usual ones), and `open` tells that
     the config leaves open whether they are counted by what enters a layer or by what leaves it."""
 
@@ -41,16 +47,24 @@ class Description:
     layers: tuple[int, ...] | None
     open: bool
     verifier: str | None
+    make: type[HeadConfig | DFlashConfig] = HeadConfig
 
     def candidates(self, depth: int) -> list[tuple[int, ...]]:
         """The boundaries of a target of `depth` layers that may be meant, the likelier first."""
         if self.layers is None:
+            if self.make is DFlashConfig:
+                return [tuple(i + 1 for i in usual_outputs(depth, self.features))]
             return [usual_layers(depth)]
         both = [self.layers, tuple(i + 1 for i in self.layers)] if self.open else [self.layers]
         return [layers for layers in both if all(0 <= i <= depth for i in layers)]
 
-    def config(self, layers: tuple[int, ...]) -> HeadConfig:
-        return HeadConfig(aux_layers=layers, **self.shape)
+    def config(self, layers: tuple[int, ...]) -> HeadConfig | DFlashConfig:
+        return self.make(aux_layers=layers, **self.shape)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it drafts several tokens in one pass."""
+        return self.make is DFlashConfig or self.shape["mask_id"] is not None
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:
@@ -61,8 +75,8 @@ def usual_layers(depth: int) -> tuple[int, ...]:
 def is_head(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a draft head and not of a model that could write by itself."""
     names = " ".join(config.get("architectures") or ()).lower()
-    named = any(kind in names for kind in ("eagle", "medusa", "mtp"))
-    return bool(named or "draft_vocab_size" in config or "speculators_model_type" in config)
+    named = any(kind in names for kind in ("eagle", "medusa", "mtp", "dflash", "dspark"))
+    return bool(named or "draft_vocab_size" in config or SPECULATORS in config or "dflash_config" in config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -81,16 +95,23 @@ def describe_head(folder: Path, name: str) -> Description:
 
 def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], name: str) -> Description:
     """The same from a config and the shapes of the tensors."""
-    kind = config.get("speculators_model_type", "eagle3")
-    if kind != "eagle3":
-        raise UserError(f"{name} is a speculator of the kind {kind}; of trained heads, EAGLE-3 ones can be run.")
-    sizes = {_original(key): shape for key, shape in shapes.items()}
-    if any(key not in sizes for key in ("fc.weight", "midlayer.self_attn.q_proj.weight", "lm_head.weight")):
-        raise UserError(f"{name} {_other_kind(sizes)}; of trained heads, EAGLE-3 ones can be run.")
+    kind = config.get(SPECULATORS, "eagle3")
+    if kind not in ("eagle3", "peagle", "dflash", "dspark"):
+        raise UserError(f"{name} is a speculator of the kind {kind}; {CAN_RUN}.")
+    sizes = {_of_block(key): shape for key, shape in shapes.items()}
+    if is_block(sizes) != (kind in ("dflash", "dspark")) and SPECULATORS in config:
+        raise UserError(f"{name} is said to be of the kind {kind}, and its weights are not; {CAN_RUN}.")
+    if is_block(sizes):
+        if other := what_else(config, sizes):
+            raise UserError(f"{name} {other}; {CAN_RUN}.")
+    else:
+        sizes = {_original(key): shape for key, shape in shapes.items()}
+        if any(key not in sizes for key in ("fc.weight", "midlayer.self_attn.q_proj.weight", "lm_head.weight")):
+            raise UserError(f"{name} {_other_kind(sizes)}; {CAN_RUN}.")
     if lacking := [key for key in _norms_asked_for(config) if key not in sizes]:
         raise UserError(f"{name} is incomplete: its config.json asks for a norm that its weights lack ({lacking[0]}).")
     try:
-        return _describe(config, sizes)
+        return _describe_block(config, sizes) if is_block(sizes) else _describe(config, sizes)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{name} cannot be read as a head: its config.json lacks or garbles {error}.") from error
 
@@ -108,46 +129,82 @@ def _other_kind(keys: Iterable[str]) -> str:
 
 
 def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> Description:
-    shape = {**config, **config.get("transformer_layer_config", {})}
     nested = config.get("eagle_config") or {}
-    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
-    target_width = int(config.get("target_hidden_size") or hidden)
+    shape = _shape(config, sizes, "midlayer")
     plain = config.get(LAYER_IDS)
     layers = plain or nested.get(LAYER_IDS)
     fc_norm = bool(config.get("fc_norm"))
     fed_back = bool(config.get("norm_output"))
-    if "speculators_model_type" not in config:
+    if SPECULATORS not in config:
         # The same word means the norm before lm_head in SpecForge's configs, which every head has.
         fed_back = bool(config.get("norm_output_feedback", fed_back and fc_norm))
-    draft_vocabulary = sizes["lm_head.weight"][0]
-    vocabulary = sizes["t2d"][0] if "t2d" in sizes else shape.get("vocab_size", draft_vocabulary)
+    parallel = "mask_hidden" in sizes
+    mask = next((config[key] for key in ("mask_token_id", "pard_token") if config.get(key) is not None), None)
+    if parallel and mask is None:
+        raise KeyError("mask_token_id")
     return Description(
         shape={
-            "hidden_size": hidden,
-            "intermediate_size": int(shape["intermediate_size"]),
-            "heads": heads,
-            "kv_heads": int(shape.get("num_key_value_heads") or heads),
-            "head_dim": int(shape.get("head_dim") or hidden // heads),
-            "vocab_size": int(vocabulary),
-            "draft_vocab_size": draft_vocabulary,
-            "target_hidden_size": target_width,
-            "depth": int(shape.get("num_hidden_layers") or 1),
-            "rms_norm_eps": float(shape.get("rms_norm_eps", 1e-6)),
-            "rope": _rope(shape),
-            "max_positions": int(shape.get("max_position_embeddings", 2048)),
+            **shape,
             "norm_before_residual": bool(config.get("norm_before_residual", nested.get("norm_before_residual"))),
             "norm_before_fc": "input_norm.weight" in sizes,
             "fc_norm": "fc_norm.0.weight" in sizes,
             "norm_output": fed_back,
-            "attention_bias": "midlayer.self_attn.q_proj.bias" in sizes,
-            "qk_norm": "midlayer.self_attn.q_norm.weight" in sizes,
-            "own_embedding": "embed_tokens.weight" in sizes,
+            "mask_id": int(mask) if parallel else None,
+            "block_size": _told_length(config) if parallel else 1,
         },
-        features=sizes["fc.weight"][1] // target_width,
+        features=sizes["fc.weight"][1] // shape["target_hidden_size"],
         layers=tuple(map(int, layers)) if layers else None,
         open=plain is None,
-        verifier=((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path"),
+        verifier=_verifier(config),
     )
+
+
+def _describe_block(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> Description:
+    shape = _shape(config, sizes, "layers.0")
+    layers, open_ = layers_of(config)
+    return Description(
+        shape={**shape, **shape_of(config, sizes)},
+        features=sizes["fc.weight"][1] // shape["target_hidden_size"],
+        layers=layers,
+        open=open_,
+        verifier=_verifier(config),
+        make=DFlashConfig,
+    )
+
+
+def _shape(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]], first: str) -> dict[str, Any]:
+    """The fields of every drafter's shape; `first` is where the tensors of its first layer are."""
+    shape = {**config, **config.get("transformer_layer_config", {})}
+    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
+    own = sizes["lm_head.weight"][0] if "lm_head.weight" in sizes else None
+    vocabulary = sizes["t2d"][0] if "t2d" in sizes else shape.get("vocab_size", own)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": int(shape["intermediate_size"]),
+        "heads": heads,
+        "kv_heads": int(shape.get("num_key_value_heads") or heads),
+        "head_dim": int(shape.get("head_dim") or hidden // heads),
+        "vocab_size": int(vocabulary),
+        "draft_vocab_size": own or int(vocabulary),
+        "target_hidden_size": int(config.get("target_hidden_size") or hidden),
+        "depth": int(shape.get("num_hidden_layers") or 1),
+        "rms_norm_eps": float(shape.get("rms_norm_eps", 1e-6)),
+        "rope": _rope(shape),
+        "max_positions": int(shape.get("max_position_embeddings", 2048)),
+        "attention_bias": f"{first}.self_attn.q_proj.bias" in sizes,
+        "qk_norm": f"{first}.self_attn.q_norm.weight" in sizes,
+        "own_embedding": "embed_tokens.weight" in sizes,
+    }
+
+
+def _verifier(config: Mapping[str, Any]) -> str | None:
+    return ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+
+
+def _told_length(config: Mapping[str, Any]) -> int:
+    """How many tokens a P-EAGLE head was made to draft in a pass."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return int(methods[0].get("speculative_tokens") or config.get("num_speculative_tokens") or P_EAGLE_DEPTHS)
 
 
 def _norms_asked_for(config: Mapping[str, Any]) -> list[str]:
@@ -199,20 +256,29 @@ def _original(key: str) -> str:
     if not (found := re.match(r"layers\.(\d+)\.", key)):
         return key
     layer = int(found[1])
-    return f"further.{layer - 1}.{key[found.end():]}" if layer else f"midlayer.{key[found.end():]}"
+    return f"further.{layer - 1}.{key[found.end() :]}" if layer else f"midlayer.{key[found.end() :]}"
+
+
+def _of_block(key: str) -> str:
+    """The name of a block drafter's tensor; early files of SpecForge have two modules in a container."""
+    return key.removeprefix("logit_head.")
 
 
 def _published(key: str) -> str:
     """The same as files have it, `layers.1.*` for the second layer."""
     if not (found := re.match(r"further\.(\d+)\.", key)):
         return key
-    return f"layers.{int(found[1]) + 1}.{key[found.end():]}"
+    return f"layers.{int(found[1]) + 1}.{key[found.end() :]}"
 
 
-def load_weights(folder: Path, name: str, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadNetwork:
-    """The head of a folder on a device. Raises UserError where weights and config do not fit each other."""
-    tensors = {_original(key): value for key, value in load_file(_weights_file(folder, name)).items()}
-    network = _cast(HeadNetwork(config), dtype)
+def load_weights(
+    folder: Path, name: str, config: HeadConfig | DFlashConfig, dtype: torch.dtype, device: torch.device
+) -> HeadNetwork | DFlashNetwork:
+    """The drafter of a folder on a device. Raises UserError where weights and config do not fit each other."""
+    in_blocks = isinstance(config, DFlashConfig)
+    named = _of_block if in_blocks else _original
+    tensors = {named(key): value for key, value in load_file(_weights_file(folder, name)).items()}
+    network = _cast(DFlashNetwork(config) if in_blocks else HeadNetwork(config), dtype)
     if "d2t" not in tensors and config.draft_vocab_size != config.vocab_size:
         raise UserError(f"{name} proposes {config.draft_vocab_size:,} tokens and does not say which (d2t is missing).")
     own = {key: value for key, value in tensors.items() if key not in IGNORED | OPTIONAL}
@@ -230,7 +296,10 @@ def load_weights(folder: Path, name: str, config: HeadConfig, dtype: torch.dtype
     return network.to(device).eval().requires_grad_(False)
 
 
-def _cast(network: HeadNetwork, dtype: torch.dtype) -> HeadNetwork:
+Network = TypeVar("Network", bound=DraftNetwork)
+
+
+def _cast(network: Network, dtype: torch.dtype) -> Network:
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
     return network
@@ -239,21 +308,66 @@ def _cast(network: HeadNetwork, dtype: torch.dtype) -> HeadNetwork:
 def save_head(network: HeadNetwork, folder: Path, dtype: torch.dtype = torch.bfloat16, **entries: Any) -> None:
     """Write a head in the original format, which vLLM, SGLang and this project read; `entries` go to its config.json
     (such as `target`, whose model it is for)."""
+    _save(network, folder, dtype, {**config_document(network.config, dtype), **entries})
+
+
+def save_block(
+    network: DFlashNetwork,
+    folder: Path,
+    depth: int,
+    dtype: torch.dtype = torch.bfloat16,
+    copies: Mapping[str, Tensor] | None = None,
+    **entries: Any,
+) -> None:
+    """Write a block drafter for a target of `depth` layers in DeepSpec's layout where it predicts the next token
+    (DSpark), else in z-lab's (DFlash). `copies` of the target's tensors (`embed_tokens.weight`, `lm_head.weight`) are
+    what servers want beside a DSpark; here the target's own are used where they are left out."""
+    config = network.config
+    document = {**_shape_document(config, dtype), **documents(config, depth), **entries}
+    _save(network, folder, dtype, document, copies or {}, maps=config.draft_vocab_size != config.vocab_size)
+
+
+def _save(
+    network: DraftNetwork,
+    folder: Path,
+    dtype: torch.dtype,
+    document: Mapping[str, Any],
+    copies: Mapping[str, Tensor] | None = None,
+    maps: bool = True,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: value.detach().cpu() for key, value in network.state_dict().items() if not key.startswith("rotary")}
-    tensors = {_published(k): (t.to(dtype) if t.is_floating_point() else t).contiguous() for k, t in tensors.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    document = {**config_document(network.config, dtype), **entries}
+    tensors = {k: v for k, v in network.state_dict().items() if not k.startswith("rotary")} | dict(copies or {})
+    if not maps:
+        tensors = {k: v for k, v in tensors.items() if k not in OPTIONAL}
+    kept = {_published(k): (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous() for k, v in tensors.items()}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
 def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
     """config.json of the original format. The layers are named at its top, where vLLM reads them as boundaries; it
     does not count them there."""
-    rope = {key: value for key, value in config.rope.items() if key != "rope_theta"}
+    parallel = {"mask_token_id": config.mask_id, "num_speculative_tokens": config.block_size}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
+        **_shape_document(config, dtype),
+        LAYER_IDS: list(config.aux_layers),
+        "num_aux_hidden_states": len(config.aux_layers),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "norm_output_feedback": config.norm_output,
+        "tie_word_embeddings": False,
+        **({} if config.mask_id is None else parallel),
+    }
+
+
+def _shape_document(config: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    """The entries of every drafter's shape, as transformers names them."""
+    rope = {key: value for key, value in config.rope.items() if key != "rope_theta"}
+    return {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.depth,
@@ -268,14 +382,6 @@ def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        LAYER_IDS: list(config.aux_layers),
-        "num_aux_hidden_states": len(config.aux_layers),
         "attention_bias": config.attention_bias,
-        "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": config.norm_before_fc,
-        "fc_norm": config.fc_norm,
-        "norm_output": config.norm_output,
-        "norm_output_feedback": config.norm_output,
-        "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.drafting.methods import HEAD, MTP
+from core.drafting.methods import BLOCK, HEAD, MTP
 from core.errors import UserError
-from core.heads import HeadConfig, HeadNetwork
+from core.heads import HeadConfig, HeadNetwork, Shape
 from core.heads.block import FusedHead, fits_int4
 from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
+from core.heads.dflash import DFlashNetwork
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead
-from core.heads.runner import REPEATS, AnyHead, AnyHeadRunner, HeadCosts, runner_of, time_head
+from core.heads.parallel import BlockHead, BlockRunner, in_blocks, time_blocks
+from core.heads.runner import REPEATS, AnyHead, HeadCosts, runner_of, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
 from core.runners.products import fast_int4
@@ -34,20 +36,23 @@ SAMPLE = 192
 
 @dataclass
 class Head:
-    """A trained head of a target, or its own MTP layer, on its device. `layers` are the boundaries of the target whose
-    hidden states it reads."""
+    """A trained head of a target, a block drafter or its own MTP layer, on its device. `layers` are the boundaries of
+    the target whose hidden states it reads."""
 
     name: str
-    fused: AnyHead
+    fused: AnyHead | BlockHead
     precision: str
     notes: list[str] = field(default_factory=list)
     costs: HeadCosts | None = None
     _idle: list[GraphHeadRunner] = field(default_factory=list, repr=False)
 
     @contextmanager
-    def lease(self, room: int = 0) -> Iterator[AnyHeadRunner]:
+    def lease(self, room: int = 0) -> Iterator[Any]:
         """A runner with an empty cache for `room` tokens. One whose passes are captured is kept when the block ends,
         unless it grew beyond the usual; why they could not be is noted."""
+        if isinstance(self.fused, BlockHead):
+            yield BlockRunner(self.fused, max(512, room))
+            return
         runner = self._idle.pop() if self._idle else runner_of(self.fused)
         if not isinstance(runner, GraphHeadRunner):
             yield runner
@@ -65,7 +70,16 @@ class Head:
 
     @property
     def kind(self) -> str:
-        return MTP if isinstance(self.fused, MtpHead) else HEAD
+        if isinstance(self.fused, MtpHead):
+            return MTP
+        return BLOCK if isinstance(self.fused, BlockHead) or self.fused.drafted > 1 else HEAD
+
+    @property
+    def algorithm(self) -> str | None:
+        """What other engines call a block drafter of its kind; None for other heads."""
+        if isinstance(self.fused, BlockHead):
+            return "dspark" if self.fused.config.sample_from_anchor else "dflash"
+        return "p-eagle" if self.kind == BLOCK else None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -87,7 +101,10 @@ class Head:
     def time_passes(self, target: Model, repeats: int = REPEATS) -> HeadCosts:
         """The same, measured now."""
         with target.lease() as runner, self.lease() as own:
-            return time_head(runner, own, target.short_context((16,)), repeats)
+            context = target.short_context((16,))
+            if self.kind == BLOCK:
+                return time_blocks(runner, in_blocks(own), context, repeats)
+            return time_head(runner, own, context, repeats)
 
 
 def head_folder(folder: Path) -> Path | None:
@@ -102,7 +119,7 @@ def load_head(name: str, folder: Path, target: Model, precision: str = "auto") -
     config = found.config(candidates[0])
     precision = head_precision(config, target.device, precision)
     network = load_weights(folder, name, config, DTYPES[precision], target.device)
-    fused = fused_head(network, target, precision)
+    fused = running_head(network, target, precision)
     notes = settle_layers(fused, target, candidates) if len(candidates) > 1 else []
     return Head(name, fused, precision, notes)
 
@@ -113,15 +130,23 @@ def fused_head(network: HeadNetwork, target: Model, precision: str) -> FusedHead
     return FusedHead(network, embedding, target.vocab_size, precision == "int4")
 
 
-def best_precision(config: HeadConfig, device: torch.device) -> str:
+def running_head(network: HeadNetwork | DFlashNetwork, target: Model, precision: str) -> FusedHead | BlockHead:
+    """The same of any drafter."""
+    if isinstance(network, DFlashNetwork):
+        return BlockHead(network, target.network, target.vocab_size)
+    return fused_head(network, target, precision)
+
+
+def best_precision(config: Shape, device: torch.device) -> str:
     """What a head's passes are fastest in. In 4 bits, its vocabulary's matrix in 16, the bundled head was accepted at
     the first position in 55 of 100 rounds instead of 56 in 32 bits, in less than half the time."""
     if device.type == "cuda":
         return "bf16"
-    return "int4" if device.type == "cpu" and fast_int4() and fits_int4(config) else "fp32"
+    fits = isinstance(config, HeadConfig) and fits_int4(config)
+    return "int4" if device.type == "cpu" and fast_int4() and fits else "fp32"
 
 
-def head_precision(config: HeadConfig, device: torch.device, asked: str) -> str:
+def head_precision(config: Shape, device: torch.device, asked: str) -> str:
     """The precision asked for, auto being the best. Raises UserError where a head cannot be had in it here."""
     best = best_precision(config, device)
     if asked in ("auto", best):
@@ -137,7 +162,7 @@ def bytes_needed(name: str, folder: Path, device: torch.device, precision: str =
     return bytes_in_memory(folder, name, DTYPES[head_precision(config, device, precision)])
 
 
-def anywhere(found: Description) -> HeadConfig:
+def anywhere(found: Description) -> Shape:
     """The shape of a head, whatever layers of a target it reads."""
     return found.config(tuple(range(found.features)))
 
@@ -163,12 +188,12 @@ def fitting_layers(found: Description, name: str, config: Any, target: str) -> l
     return candidates
 
 
-def settle_layers(head: FusedHead, target: Model, candidates: list[tuple[int, ...]]) -> list[str]:
+def settle_layers(head: FusedHead | BlockHead, target: Model, candidates: list[tuple[int, ...]]) -> list[str]:
     """Where a config leaves open how layers are counted, take the count by which the head is right more often; returns
     a note on it."""
     agreement = {layers: measure_agreement(head, target, layers) for layers in candidates}
     best = max(candidates, key=lambda layers: agreement[layers])
-    head.config = head.network.config = replace(head.config, aux_layers=best)
+    head.config = head.network.config = replace(head.config, aux_layers=best)  # type: ignore[assignment]
     shares = " and ".join(f"{agreement[layers]:.0%} with {', '.join(map(str, layers))}" for layers in candidates)
     return [
         "Its config leaves open whether its layers are counted by what enters or by what leaves them; its first guess "
@@ -177,8 +202,9 @@ def settle_layers(head: FusedHead, target: Model, candidates: list[tuple[int, ..
 
 
 @torch.inference_mode()
-def measure_agreement(head: FusedHead, target: Model, layers: tuple[int, ...]) -> float:
-    """How often the head's first proposal is the target's choice on a few lines of text, read at these boundaries."""
+def measure_agreement(head: FusedHead | BlockHead, target: Model, layers: tuple[int, ...]) -> float:
+    """How often the head's first proposal is the target's choice on a few lines of text, read at these boundaries; of a
+    block drafter, after every tenth token."""
     from core.text import read_prompts  # it needs the tokenizers of this package
 
     text = "\n\n".join(prompt.text for prompt in read_prompts())
@@ -186,9 +212,16 @@ def measure_agreement(head: FusedHead, target: Model, layers: tuple[int, ...]) -
     with target.lease() as runner:
         features = runner.watch(layers)
         choices = runner.feed(ids).argmax(-1)
-        output = runner_of(head).read(ids[1:], features.take(len(ids) - 1))
+        rows = features.take(len(ids) - 1)
+    at = torch.arange(1, len(ids), device=ids.device)
+    if isinstance(head, BlockHead):
+        own, at = BlockRunner(head, len(ids)), at[::10]
+        starts = [own.length, *at[:-1].tolist()]
+        output = torch.cat([own.advance(ids[a + 1 : b + 1], rows[a:b], 1) for a, b in zip(starts, at.tolist())])
+    else:
+        output = runner_of(head).read(ids[1:], rows)
     guesses = head.target_ids[head.logits(output).argmax(-1)]
-    return (guesses == choices[1:]).float().mean().item()
+    return (guesses == choices[at]).float().mean().item()
 
 
 def identify(config: Any, tokenizer: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def with_absolute_ids(tensors):
     "config, tensors, sentence",
     [
         ({}, without("fc.weight"), "no weights of an EAGLE-3 head"),
-        ({}, without("lm_head.weight"), "is a head of EAGLE-1 or 2, .*; of trained heads, EAGLE-3 ones can be run"),
+        ({}, without("lm_head.weight"), "is a head of EAGLE-1 or 2, .*; of trained drafters, EAGLE-3, P-EAGLE,"),
         ({"architectures": ["Qwen3NextMTP"]}, lambda t: {"mtp.fc.weight": t["fc.weight"]}, r"\(MTP\), a part of the"),
         ({}, lambda t: {"model.layers.61.eh_proj.weight": t["fc.weight"]}, r"\(MTP\)"),
         ({}, lambda t: {"medusa_head.0.0.linear.weight": t["fc.weight"]}, "holds Medusa heads"),
@@ -140,7 +140,8 @@ def with_absolute_ids(tensors):
         ({"hidden_size": None}, None, "lacks or garbles 'hidden_size'"),
         ({"intermediate_size": 40}, None, "do not have the shapes"),
         ({"num_hidden_layers": 2}, None, r"do not fit its config \(layers\.1\."),
-        ({"speculators_model_type": "dflash"}, None, "of the kind dflash"),
+        ({"speculators_model_type": "dflash2"}, None, "of the kind dflash2"),
+        ({"speculators_model_type": "dflash"}, None, "said to be of the kind dflash, and its weights are not"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_sentence(config, tensors, sentence, tmp_path):

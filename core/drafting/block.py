@@ -1,0 +1,75 @@
+"""Drafting a block in one pass (DFlash, DSpark, P-EAGLE) from the target's hidden states: a chain.
+
+A pass gives all positions their hidden states at once; then the tokens are drawn one by one, since a bias may depend on
+the one before, and each from the very law that is told: bias, sampler chain and reduced vocabulary included.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from core.costs.rounds import PassCosts, RoundCosts
+from core.drafting import Draft
+from core.drafting.build import Built, Parts, Way
+from core.drafting.head import HeadReader
+from core.heads.parallel import BlockRunner, ParallelRunner, in_blocks
+from core.runners.features import Features
+from core.runners.host import ids_on
+from core.sampling import Sampling
+from core.settings import Settings
+
+
+class BlockDrafter(HeadReader[BlockRunner | ParallelRunner]):
+    """Draws up to as many tokens as a block has. Its cache is of rows that are the target's alone, so that it is exact
+    whatever was drafted."""
+
+    def __init__(self, runner: BlockRunner | ParallelRunner, features: Features, sampling: Sampling) -> None:
+        super().__init__(runner, features, sampling)
+        self._ahead = 0 if isinstance(runner, BlockRunner) else 1
+
+    def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
+        head, device = self.runner.head, self.runner.device
+        length = min(length, head.drafted)
+        hidden = self._advance(context, length) if length else None
+        if hidden is None:
+            return Draft.none(device)
+        base = head.logits(hidden)
+        tokens = [ids_on(device, context[-1:])]
+        probs: list[Tensor] = []
+        rows: list[Tensor] = []
+        state: Tensor | None = None
+        for i in range(length):
+            row, state = self.runner.after(base[i : i + 1], hidden[i : i + 1], tokens[-1], state)
+            index, law = self._sampling.choose(row, uniforms[i : i + 1])
+            if law is not None:
+                probs.append(law)
+            tokens.append(head.target_ids[index])
+            rows.append(row)
+        q = head.on_target(torch.cat(probs), 0.0) if probs else None
+        return Draft(torch.cat(tokens[1:]), q, logits=rows, ids=head.target_ids)
+
+    def _advance(self, context: list[int], length: int) -> Tensor | None:
+        """Hidden states [length, hidden] behind the committed text, having read the features that are new; None where
+        the target has not fed all of it but the newest token."""
+        end = len(context) - 1
+        if not self._can_go_on(context) or self._features.start >= end:
+            return None
+        hidden = self.runner.advance(*self._unread(context, end), length)
+        self._stable = self.runner.length
+        return hidden
+
+
+def _build(parts: Parts) -> Built:
+    head = parts.pair.head
+    assert head is not None
+    runner = in_blocks(parts.resources.enter_context(head.lease(parts.room)))
+    return BlockDrafter(runner, parts.target.watch(head.layers), parts.sampling), parts.length()
+
+
+def _costs(passes: PassCosts, settings: Settings) -> RoundCosts | None:
+    """A whole block, and for each token more what drawing it takes."""
+    return passes.head and RoundCosts(passes.target, passes.head.read, passes.head.draft(1))
+
+
+WAYS = {"block": Way(_build, _costs)}

@@ -234,6 +234,7 @@ def _describe_head(head: Head) -> dict[str, Any]:
     return {
         "name": head.name,
         "kind": head.kind,
+        "algorithm": head.algorithm,
         "precision": head.precision,
         "layers": list(head.layers),
         "parameters": head.parameter_count(),

@@ -42,7 +42,8 @@ SHORTEST_NGRAM, LONGEST_NGRAM = 2, 5
 @dataclass(frozen=True)
 class Deployment:
     """What is taken elsewhere; `exit_layer` matters to early exit only. Of a head, `head` is the name of a bundled one,
-    and `head_folder` where one that was trained here lies; `mtp`: it is the MTP layer that the target comes with."""
+    and `head_folder` where one that was trained here lies; `mtp`: it is the MTP layer that the target comes with.
+    Of a block drafter, `algorithm` is dflash, dspark or p-eagle."""
 
     settings: Settings
     length: int
@@ -53,6 +54,7 @@ class Deployment:
     head: str | None = None
     head_folder: str | None = None
     mtp: bool = False
+    algorithm: str | None = None
 
     @property
     def method(self) -> str:
@@ -65,9 +67,9 @@ class Deployment:
 
     @property
     def draft(self) -> str:
-        if self.method == "head" and self.head_folder:
+        if self.method in ("head", "block") and self.head_folder:
             return self.head_folder
-        if self.method == "head" and self.settings.draft is None:
+        if self.method in ("head", "block") and self.settings.draft is None:
             return f"{HEADS}/{self.head}"
         return _place(self.settings.draft, "draft")
 
@@ -117,6 +119,13 @@ def vllm(deployment: Deployment) -> Recipe:
         config = {"method": "mtp"} | config
     elif deployment.method == "head":
         config = {"method": "eagle3", "model": deployment.draft} | config
+    elif deployment.method == "block" and deployment.algorithm:
+        parallel = deployment.algorithm == "p-eagle"
+        config = {"method": "eagle3" if parallel else deployment.algorithm, "model": deployment.draft} | config
+        config |= {"parallel_drafting": True} if parallel else {}
+        notes.append(
+            "Not run here. It drafts as many tokens of a block as it is told, at most those it was trained for."
+        )
     elif deployment.method == "ngram":
         config = {"method": "ngram"} | config
         config |= {"prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
@@ -169,6 +178,10 @@ def sglang(deployment: Deployment) -> Recipe:
         if deployment.quantised:
             speculative += ["--speculative-draft-model-quantization", "unquant"]
         notes.append("The head must be in the original EAGLE-3 format, in which this project writes those it trains.")
+    elif deployment.method == "block" and deployment.algorithm in ("dflash", "dspark"):
+        speculative = ["--speculative-algorithm", deployment.algorithm.upper()]
+        speculative += ["--speculative-draft-model-path", deployment.draft]
+        notes.append("Not run here; read in the sources of SGLang 0.5.23.")
     elif deployment.method == "ngram":
         speculative = ["--speculative-algorithm", "NGRAM"]
         speculative += ["--speculative-ngram-min-bfs-breadth", "1", "--speculative-ngram-max-bfs-breadth", "1"]
@@ -183,7 +196,8 @@ def sglang(deployment: Deployment) -> Recipe:
 
 def llama_cpp(deployment: Deployment) -> Recipe:
     method = deployment.method
-    if method not in ("draft", "ngram", "head"):
+    blocks = method == "block" and deployment.algorithm in ("dflash", "dspark")
+    if method not in ("draft", "ngram", "head") and not blocks:
         return Recipe("llama.cpp", "", notes=[_missing("llama-server", method)])
     notes = ["Models must be GGUF files: the first commands make them, with the scripts of a llama.cpp checkout."]
     conversions, target = _gguf(deployment.target, "target", deployment.quantised)
@@ -212,6 +226,13 @@ def llama_cpp(deployment: Deployment) -> Recipe:
                 "At a temperature fewer drafts stand than were measured here: in build 11549 a model that drafted for "
                 "itself at temperature 1 had 11 of 36 accepted. Builds before 11368 lack --spec-draft-sampling."
             )
+    if blocks:
+        more, drafter = _gguf_of_head(deployment)
+        conversions += more
+        serve += ["-md", drafter]
+        types.append(f"draft-{deployment.algorithm}")
+        options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
+        notes.append("Not run here: builds from July 2026 on read block drafters, converted beside their target.")
     if deployment.method == "head" and deployment.mtp:
         types.append("draft-mtp")
         options += ["--spec-draft-n-max", str(deployment.length), "--spec-draft-p-min", "0"]
@@ -366,6 +387,7 @@ def _missing(engine: str, method: str) -> str:
         "early-exit": "cannot draft with the target's own first layers",
         "tree": "does not draft trees with an ordinary draft model as is done here",
         "head": "does not draft with a trained head as is done here",
+        "block": "does not draft with a block drafter of this kind",
         "plain": "needs no further options to decode plainly",
     }
     return f"{engine} {what[method]}."

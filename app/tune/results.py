@@ -164,6 +164,7 @@ def _deployment(document: Document, temperature: float) -> Deployment | None:
         exit_layer=document["exit_layer"],
         head=head.get("name"),
         mtp=head.get("kind") == MTP,
+        algorithm=head.get("algorithm"),
     )
 
 

@@ -189,7 +189,7 @@ def judge(
         if target.mtp:
             found.append(("good", "It has an MTP layer of its own: name it as its own draft, and that layer drafts."))
         if heads := heads_for(target.name):
-            named = " or ".join(f"{head.id} ({head.licence or 'licence: see its card'})" for head in heads)
+            named = " or ".join(head.words for head in heads)
             found.append(("good", f"Trained heads are published for it: name one as the draft, {named}."))
     else:
         found += [

@@ -60,11 +60,21 @@ class CataloguePair:
 
 @dataclass(frozen=True)
 class CatalogueHead:
-    """A trained head on the Hub, which drafts for `target`; `licence` is None where its card alone tells."""
+    """A trained head or block drafter on the Hub, which drafts for `target`; `licence` is None where its card alone
+    tells. `accepted` is what was published of it, and `source` where."""
 
     id: str
     target: str
     licence: str | None
+    accepted: str | None = None
+    source: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Its name, with what it takes to choose it."""
+        known = [self.licence or "licence: see its card"]
+        known += [f"{self.accepted}, says {self.source}"] if self.accepted else []
+        return f"{self.id} ({'; '.join(known)})"
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,10 @@ def read_catalogue(path: Path = CATALOGUE) -> Catalogue:
         )
         for id_, entry in document["models"].items()
     }
-    heads = tuple(CatalogueHead(h["id"], h["target"], h.get("licence")) for h in document.get("heads", ()))
+    heads = tuple(
+        CatalogueHead(h["id"], h["target"], h.get("licence"), h.get("accepted"), h.get("source"))
+        for h in document.get("heads", ())
+    )
     return Catalogue(tuple(_pair(entry, models) for entry in document["pairs"]), models, heads)
 
 

@@ -116,6 +116,8 @@ def test_heads_are_named_for_their_targets():
     for target in ("meta-llama/Llama-3.1-8B-Instruct", "openai/gpt-oss-20b", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-32B"):
         assert heads_for(target)
         assert all(head.target == target for head in heads_for(target))
+    assert all((head.accepted is None) == (head.source is None) for head in heads)
+    assert "3.64 on MT-Bench, at temperature 1, says DeepSpec's paper" in heads_for("Qwen/Qwen3-4B")[-3].words
     assert heads_for("someone/else") == []
     assert allowed("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3")
     assert not allowed("Qwen/Qwen3-8B", "someone/head") and not allowed("AngelSlim/Qwen3-8B_eagle3", None)

@@ -184,6 +184,7 @@ class HeadFile(BaseModel):
 
     name: Name
     kind: Name = HEAD
+    algorithm: Name | None = None
     precision: Name
     layers: Annotated[list[Count], Field(max_length=16)]
     parameters: Count

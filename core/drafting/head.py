@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,22 @@ from core.sampling import Sampling
 BEAMS = 4
 """Nodes of each level of a tree that are drafted on from, and children looked at below each."""
 MOST_NODES, DEEPEST = 24, 8
-R = TypeVar("R", bound=AnyHeadRunner)
+
+
+class Reads(Protocol):
+    """What a reader of features needs of a runner: stable rows are appended by `read` (`core.heads.runner`)."""
+
+    device: torch.device
+
+    @property
+    def length(self) -> int: ...
+
+    def truncate(self, length: int) -> None: ...
+
+    def read(self, ids: Tensor, features: Tensor) -> Tensor: ...
+
+
+R = TypeVar("R", bound=Reads)
 
 
 class HeadReader(Generic[R]):

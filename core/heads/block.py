@@ -62,7 +62,7 @@ class Block(nn.Module):
         self,
         network: HeadNetwork,
         fc: Weight,
-        layers: Sequence[Sequence[Weight]],
+        layers: Sequence[tuple[Weight, Weight, Weight, Weight]],
         head: Weight,
         embedding: Tensor,
         vocabulary: int,
@@ -79,8 +79,9 @@ class Block(nn.Module):
         self.layers = []
         for weights, layer in zip(layers, network.stack):
             before_mlp, attention = norm(layer.post_attention_layernorm), layer.self_attn
-            own = [norm(each) for each in (attention.q_norm, attention.k_norm)] if config.qk_norm else [None, None]
-            self.layers.append(Layer(*weights, norm(layer.input_layernorm), before_mlp, *own))
+            query_norm = norm(attention.q_norm) if config.qk_norm else None
+            key_norm = norm(attention.k_norm) if config.qk_norm else None
+            self.layers.append(Layer(*weights, norm(layer.input_layernorm), before_mlp, query_norm, key_norm))
         self.embedding = embedding.detach()
         self.hidden_norm, self.norm = norm(network.midlayer.hidden_norm), norm(network.norm)
         self.fc_norms = []

@@ -149,7 +149,7 @@ def _describe(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -
             "norm_before_fc": "input_norm.weight" in sizes,
             "fc_norm": "fc_norm.0.weight" in sizes,
             "norm_output": fed_back,
-            "mask_id": int(mask) if parallel else None,
+            "mask_id": int(mask) if parallel and mask is not None else None,
             "block_size": _told_length(config) if parallel else 1,
         },
         features=sizes["fc.weight"][1] // shape["target_hidden_size"],

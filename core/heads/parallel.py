@@ -216,6 +216,7 @@ class ParallelRunner:
         """Append stable rows: ids [n] and the target's features [n, …] of the token before each; the outputs [width,
         hidden] of the newest and of the masks behind it."""
         network, config, stable = self.head.network, self.head.config, self.length + len(ids)
+        assert config.mask_id is not None
         masks = ids.new_full((width - 1,), config.mask_id)
         unknown = network.mask_hidden.detach()[0].expand(width - 1, -1).to(features.dtype)
         output = self.runner.read(torch.cat([ids, masks]), torch.cat([features, unknown]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from core.drafting.methods import HEAD, MTP
+from core.drafting.methods import BLOCK, HEAD, MTP
 from core.inspecting.devices import Drafter
 from core.inspecting.files import Sized
 from core.inspecting.likeness import SizedHead
@@ -75,11 +75,11 @@ def mtp_card(layer: SizedMtp, context: int) -> ModelCard:
 
 
 def head_card(head: SizedHead, context: int) -> ModelCard:
-    """A trained head as a model of one layer."""
+    """A trained head as a model of its few layers."""
     weights, shape = head.weights, head.preview.description.shape
     return ModelCard(
         name=head.preview.name,
-        model_type=HEAD,
+        model_type=BLOCK if head.preview.description.in_blocks else HEAD,
         layers=head.layers,
         hidden_size=shape["hidden_size"],
         parameters=weights.parameters,

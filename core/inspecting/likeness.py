@@ -168,11 +168,14 @@ class SizedHead:
     precision: str
     weights: Weights
     device: torch.device
-    layers: int = 1
+
+    @property
+    def layers(self) -> int:
+        return self.preview.description.shape["depth"]
 
     def cache_bytes(self, tokens: int) -> int:
         shape = self.preview.description.shape
-        return 2 * tokens * shape["kv_heads"] * shape["head_dim"] * self._itemsize
+        return 2 * tokens * self.layers * shape["kv_heads"] * shape["head_dim"] * self._itemsize
 
     def captured_bytes(self, tokens: int) -> int:
         """An estimate of what its captured chains hold on CUDA: one of usual length for each width that a round reads,
@@ -254,5 +257,6 @@ def compare_head(target: Preview, head: HeadPreview) -> Likeness:
         return Likeness(False, str(error), **rows)
     share = "all" if draft == whole else f"{draft:,} of the {whole:,}"
     counts = " or ".join(", ".join(map(str, found)) for found in layers)
-    sentence = f"A trained head: it reads what enters layers {counts} and proposes {share} tokens of its target."
+    kind = "block drafter" if head.description.in_blocks else "head"
+    sentence = f"A trained {kind}: it reads what enters layers {counts} and proposes {share} tokens of its target."
     return Likeness(True, sentence, **rows)

@@ -6,13 +6,16 @@ the one before, and each from the very law that is told: bias, sampler chain and
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+
 from torch import Tensor
 
 from core.costs.rounds import PassCosts, RoundCosts
 from core.drafting import Draft
 from core.drafting.build import Built, Parts, Way
+from core.drafting.chain import Chain, Ending
 from core.drafting.head import HeadReader
+from core.drafting.length import Recorded
 from core.heads.parallel import BlockRunner, ParallelRunner, in_blocks
 from core.runners.features import Features
 from core.runners.host import ids_on
@@ -24,8 +27,15 @@ class BlockDrafter(HeadReader[BlockRunner | ParallelRunner]):
     """Draws up to as many tokens as a block has. Its cache is of rows that are the target's alone, so that it is exact
     whatever was drafted."""
 
-    def __init__(self, runner: BlockRunner | ParallelRunner, features: Features, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        runner: BlockRunner | ParallelRunner,
+        features: Features,
+        sampling: Sampling,
+        ending: Ending | None = None,
+    ) -> None:
         super().__init__(runner, features, sampling)
+        self.ending = ending
         self._ahead = 0 if isinstance(runner, BlockRunner) else 1
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
@@ -34,20 +44,21 @@ class BlockDrafter(HeadReader[BlockRunner | ParallelRunner]):
         hidden = self._advance(context, length) if length else None
         if hidden is None:
             return Draft.none(device)
-        base = head.logits(hidden)
-        tokens = [ids_on(device, context[-1:])]
-        probs: list[Tensor] = []
-        rows: list[Tensor] = []
-        state: Tensor | None = None
-        for i in range(length):
-            row, state = self.runner.after(base[i : i + 1], hidden[i : i + 1], tokens[-1], state)
-            index, law = self._sampling.choose(row, uniforms[i : i + 1])
-            if law is not None:
-                probs.append(law)
-            tokens.append(head.target_ids[index])
-            rows.append(row)
-        q = head.on_target(torch.cat(probs), 0.0) if probs else None
-        return Draft(torch.cat(tokens[1:]), q, logits=rows, ids=head.target_ids)
+        previous, state = ids_on(device, context[-1:]), None
+        chain = Chain(length, self._sampling, uniforms, self.ending)
+        for base, row in zip(head.logits(hidden).split(1), hidden.split(1)):
+            logits, state = self.runner.after(base, row, previous, state)
+            drawn = chain.draw(logits, partial(self.runner.confidence, row, previous))
+            if drawn is None or not chain.goes_on():
+                break
+            previous = head.target_ids[drawn]
+        draft = chain.draft(device)
+        draft.tokens, draft.ids = head.target_ids[draft.tokens], head.target_ids
+        draft.probs = None if draft.probs is None else head.on_target(draft.probs, 0.0)
+        return draft
+
+    def repeat(self, recorded: Recorded) -> None:
+        self.ending = None  # the lengths are the recorded ones
 
     def _advance(self, context: list[int], length: int) -> Tensor | None:
         """Hidden states [length, hidden] behind the committed text, having read the features that are new; None where
@@ -64,7 +75,8 @@ def _build(parts: Parts) -> Built:
     head = parts.pair.head
     assert head is not None
     runner = in_blocks(parts.resources.enter_context(head.lease(parts.room)))
-    return BlockDrafter(runner, parts.target.watch(head.layers), parts.sampling), parts.length()
+    length, ending = parts.chain()
+    return BlockDrafter(runner, parts.target.watch(head.layers), parts.sampling, ending), length
 
 
 def _costs(passes: PassCosts, settings: Settings) -> RoundCosts | None:

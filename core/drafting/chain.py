@@ -67,11 +67,14 @@ class Chain:
         self._confidences: list[float] = []
         self._ended: Ended = "nothing"
         self._refused: float | None = None
+        self._sure: Callable[[], float | None] | None = None
         if ending is not None:
             ending.begin()
 
-    def draw(self, row: Tensor) -> Tensor | None:
-        """The index [1] drawn next, by the drafter's logits [1, vocab]; None where it is not worth being drawn."""
+    def draw(self, row: Tensor, sure: Callable[[], float | None] | None = None) -> Tensor | None:
+        """The index [1] drawn next, by the drafter's logits [1, vocab]; None where it is not worth being drawn. `sure`
+        tells how likely it is to stand where the drafter knows better than its law does, by what comes before it."""
+        self._sure = sure
         if self._ending is None:
             return self._keep(row, *self._choose(row, self._uniform))
         if self._sampling.greedy:
@@ -82,11 +85,12 @@ class Chain:
         """The same by the law [1, vocab] itself; without one, the `favourite` [1] is the point mass. `row` are the
         logits that it comes from, to be shown."""
         if self._ending is not None:
-            sure = confidence_of(row, q).item()
-            if not self._ending.takes(sure):
-                self._ended, self._refused = "unsure", sure
+            chance = self._sure() if self._sure else None
+            confidence = confidence_of(row, q).item() if chance is None else chance
+            if not self._ending.takes(confidence):
+                self._ended, self._refused = "unsure", confidence
                 return None
-            self._confidences.append(sure)
+            self._confidences.append(confidence)
         if q is not None:
             return self._keep(row, draw(q, self._uniform), q)
         assert favourite is not None

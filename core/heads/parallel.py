@@ -148,6 +148,10 @@ class BlockRunner:
         """As `BlockHead.after`."""
         return self.head.after(row, hidden, previous, state)
 
+    def confidence(self, hidden: Tensor, previous: Tensor) -> float | None:
+        """As `BlockHead.confidence`."""
+        return self.head.confidence(hidden, previous)
+
     def _inject(self, features: Tensor) -> Tensor:
         network, start, end = self.head.network, self.length, self.length + len(features)
         self._reserve(end)
@@ -228,6 +232,9 @@ class ParallelRunner:
     ) -> tuple[Tensor, Tensor | None]:
         """Logits of a row after the token before it, of which they know nothing."""
         return row, None
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> None:
+        """It was trained for none."""
 
 
 def in_blocks(runner: Any) -> BlockRunner | ParallelRunner:

@@ -134,6 +134,9 @@ class TableBlock:
     def after(self, row, hidden, previous, state):
         return row + self._bias[previous], None
 
+    def confidence(self, hidden, previous):
+        return None
+
     def truncate(self, length):
         self.length = min(self.length, length)
 

@@ -72,9 +72,6 @@ def taught_block(target, text: list[int], steps: int = 120, **changes) -> DFlash
     for _ in range(steps):
         hidden = network.blocks(target.get_input_embeddings(), ids, features, anchors)[0, :, first:]
         logits = network.logits(hidden)
-        if network.markov_head is not None:
-            before = ids[0][anchors[0][:, None] + torch.arange(network.config.drafted)]
-            logits = logits + network.bias(network.markov_head(hidden, before))
         optimiser.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
         optimiser.step()

@@ -164,3 +164,33 @@ def fit(drafter_of, spread, gamma, sampling, ids, biased):
 @pytest.mark.parametrize("case", LAWS, ids=str)
 def test_joint_law_is_the_targets(case):
     assert fit(BlockDrafter, *case) > THRESHOLD
+
+
+class ForgetsTheBias(BlockDrafter):
+    """Tells the law without the bias by the token before, which is not what it drew from."""
+
+    def propose(self, context, length, uniforms):
+        draft = super().propose(context, length, uniforms)
+        base = self.runner.logits(self.runner._laws[int(self._seen) % 3, context[-1], : len(draft)])
+        draft.probs = self.runner.on_target(self._sampling.probabilities(base), 0.0)
+        return draft
+
+    def _advance(self, context, length):
+        hidden = super()._advance(context, length)
+        laws = self.runner._laws[:, context[-1], :length]
+        self._seen = next(i for i in range(3) if torch.equal(laws[i], hidden))
+        return hidden
+
+
+class OfTheWholeVocabulary(BlockDrafter):
+    """Spreads a reduced vocabulary's law over all tokens."""
+
+    def propose(self, context, length, uniforms):
+        draft = super().propose(context, length, uniforms)
+        draft.probs = 0.7 * draft.probs + 0.3 / WORDS
+        return draft
+
+
+@pytest.mark.parametrize("mutant, case", [(ForgetsTheBias, LAWS[2]), (OfTheWholeVocabulary, LAWS[0])])
+def test_a_law_that_is_not_the_one_drawn_from_is_caught(mutant, case):
+    assert fit(mutant, *case) < THRESHOLD

@@ -31,8 +31,9 @@ from core.heads.runner import HeadRunner  # noqa: E402
 STEPS, ROWS, LAYERS = 3, 24, (2, 3, 4)
 DRAFT_IDS = list(range(3, 259, 2))
 FLAGS = {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
-OURS = [name for name in VARIANTS if name not in ("head norms", "other width", "two features")]
-"""Those that the package's converter knows: no norms of queries and keys, three layers as wide as the head."""
+THEIRS_LACK = ("head norms", "other width", "two features", "two layers", "three layers, head norms")
+OURS = [name for name in VARIANTS if name not in THEIRS_LACK]
+"""Those that the package's converter knows: one layer, no norms of queries and keys, three features of its width."""
 THEIRS = ["plain", "normed residual", "joined norm", "a norm each, fed back", "head norms", "scaled positions"]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 

@@ -68,8 +68,8 @@ def html_block(value: str = "", js_on_load: str | None = None, **options: Any) -
 
 def scripted(html: str, module: str, *events: str, **options: Any) -> gr.HTML:
     """A component that a module of ours draws into `html`, from its value; `events` are what the module triggers."""
-    drawn = {"html_template": html, "css_template": "", "js_on_load": on_load(module, *events)}
-    return gr.HTML(**{"value": "", **options}, apply_default_css=False, **drawn)
+    drawn = {"value": "", "html_template": html, "css_template": "", "js_on_load": on_load(module, *events)}
+    return gr.HTML(**{**drawn, **options}, apply_default_css=False)
 
 
 def imported(module: str) -> str:

@@ -164,6 +164,7 @@ class ModelFile(BaseModel):
     architecture: Name | None = None
     precision: Name
     runner: Name | None = None
+    exact_rows: bool = False
     layers: Count | None = None
     parameters: Count
     weight_bytes: Count

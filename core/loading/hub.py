@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
-from tqdm import tqdm
+from tqdm.asyncio import tqdm_asyncio
 
 from core.disk import free_space, is_full
 from core.errors import Cancelled, UserError, refused_pickle
@@ -177,13 +177,13 @@ def _snapshot(name: str, revision: str | None, meter: Meter, stop: Stop) -> str:
         pool.shutdown(wait=False)
 
 
-def bars(meter: Meter, over: Event) -> type[tqdm]:
+def bars(meter: Meter, over: Event) -> type[tqdm_asyncio]:
     """What the client tells its progress to: bars that count bytes count them in `meter`, nothing is drawn, and once it
     is `over` the next piece raises Cancelled. It may count the bytes that come and those that are written apart: what
     has come furthest is taken."""
     lock = Lock()
 
-    class Bar(tqdm):
+    class Bar(tqdm_asyncio):
         def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:
             self._counts, self._bytes = options.get("unit") == "B", 0
             super().__init__(*arguments, **{**options, "disable": True})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def llama_peers(
     many threads as ours, plain and with each of its speculations at their own settings. Raises UserError where package
     or file are missing."""
     try:
-        import xllamacpp  # pyright: ignore[reportMissingImports]
+        package: Any = import_module("xllamacpp")
     except ImportError:
         raise UserError(
             "llama.cpp is measured through a package that is not installed (pip install xllamacpp)."
@@ -113,11 +114,11 @@ def llama_peers(
     files = {read_header(file).quantisation: file for file in (Path(gguf), requantised(Path(gguf), BEST, progress))}
     return {
         f"llama.cpp {quantisation}{'' if kind == 'NONE' else ' ' + kind.lower().replace('_', '-')}": _llama(
-            xllamacpp, pair, str(file), kind, context
+            package, pair, str(file), kind, context
         )
         for quantisation, file in files.items()
         for kind in SPECULATION
-        if hasattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")
+        if hasattr(package.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")
     }
 
 

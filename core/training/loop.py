@@ -22,7 +22,7 @@ from torch import Tensor
 
 from core.costs.rounds import acceptance_rate
 from core.errors import Cancelled, UserError
-from core.heads import HeadConfig, HeadNetwork
+from core.heads import HeadNetwork
 from core.heads.checkpoint import describe_head, load_weights
 from core.loading.head import check_target
 from core.loading.model import Model
@@ -453,8 +453,11 @@ class Trainer:
     def _trained(self, folder: Path) -> HeadNetwork:
         """The head of a folder, in float32. Raises UserError where it is none for this target."""
         found = describe_head(folder, str(folder))
-        config: HeadConfig = found.config(check_target(found, str(folder), self.target)[0])
-        return load_weights(folder, str(folder), config, torch.float32, self.target.device)
+        config = found.config(check_target(found, str(folder), self.target)[0])
+        network = load_weights(folder, str(folder), config, torch.float32, self.target.device)
+        if not isinstance(network, HeadNetwork):
+            raise UserError(f"{folder} drafts whole blocks; training goes on from a head that drafts token by token.")
+        return network
 
     def untrained(self) -> HeadNetwork:
         """The head as it was before its first step."""

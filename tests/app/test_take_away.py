@@ -11,6 +11,7 @@ from opened import finished_race
 from app.playground.take_away import TakeAway
 from app.serving.visit import Visit
 from app.settings import CONTROLS
+from core.loading.pair import choose_target
 from core.records import Settings
 
 
@@ -37,7 +38,7 @@ def test_a_command_is_for_the_clipboard_and_a_file_has_a_name() -> None:
     visit = visit_of_two()
     assert "--prompt first" in taken(visit, form="command", number=1)["copy"]
     assert taken(Visit(), form="command")["copy"].startswith(
-        "python -m core generate --target pocket --method plain --prompt now"
+        f"python -m core generate --target {choose_target(None)} --method plain --prompt now"
     )
     names = [taken(visit, form=form)["name"] for form in ("json", "csv", "html")]
     assert names == ["speculative-race-2.json", "speculative-race-2.csv", "speculative-race-2.html"]

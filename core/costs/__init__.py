@@ -115,7 +115,7 @@ def wider(table: CostTable, rows: int) -> tuple[tuple[int, ...], int]:
     how often each can be timed in BETWEEN_SECONDS."""
     found, last = [], max(table.seconds)
     while last < rows:
-        last = min(rows, 2 * last - 1)
+        last = min(rows, max(last + 1, 2 * last - 1))
         found.append(last)
     return tuple(found), max(1, min(REPEATS, round(BETWEEN_SECONDS / max(1e-9, sum(map(table, found))))))
 

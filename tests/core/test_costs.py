@@ -21,6 +21,7 @@ from core.costs import (
     time_here,
     time_passes,
     time_rounds,
+    wider,
 )
 from core.costs.rounds import RoundCosts, count_nodes
 from core.drafting.length import Adaptive, Growing
@@ -181,6 +182,13 @@ def test_a_pass_over_many_tokens_costs_what_the_last_part_of_the_table_says():
     """Up to 17 rows a pass is nearly free, as memory allows, and then each costs as much: the late slope goes on."""
     table = CostTable({n: max(1.0, 0.1 * n) for n in (1, 2, 4, 6, 9, 17, 33, 65)})
     assert table(129) == pytest.approx(12.9)
+
+
+@pytest.mark.parametrize(
+    ("last", "missing"), [(1, (2, 3, 5, 9, 17)), (2, (3, 5, 9, 17)), (9, (17,)), (16, (17,)), (17, ()), (33, ())]
+)
+def test_what_is_measured_beyond_a_table_goes_as_far_as_asked(last, missing):
+    assert wider(CostTable({1: 1.0, last: 1.0}), 17)[0] == missing
 
 
 def test_no_tree_that_is_chosen_is_larger_than_a_pass_takes():

@@ -148,7 +148,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def test_opened_files(playground: Playground) -> None:
     """A run document with anything in any place of it: opened, or refused in a sentence."""
-    *_, (_, document) = playground.run("def f():", **{**DEFAULTS, "max_new_tokens": 6})
+    *_, (_, document) = playground.race("def f():", {**DEFAULTS, "max_new_tokens": 6})
     whole = json.dumps(document)
     everywhere = places(document)[1:]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from core.costs import MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, by_width, time_rounds, wider
+from core.costs import CHAIN, MEASURED_LENGTHS, REPEATS, CostTable, between_jumps, by_width, time_rounds, wider
 from core.costs.sampling import SamplingCosts
 from core.errors import UserError
 from core.loading.head import Head
@@ -59,10 +59,11 @@ class Pair:
             self.head.measure_costs(self.target)
 
     def measure_costs(self, rows: int = MEASURED_LENGTHS[-1]) -> tuple[CostTable, CostTable | None]:
-        """The cost tables of target and draft, as passes stand in a round, up to passes over `rows` tokens; measured
-        once, as is how fast the memory is read."""
+        """The cost tables of target and draft, as passes stand in a round, up to passes over `rows` tokens, or as many
+        as both have context for; measured once, as is how fast the memory is read."""
         target, draft = self._measure_rounds()
-        lengths, repeats = wider(target, rows)
+        room = min(model.context_length for model in (self.target, self.draft) if model) - CHAIN - 1
+        lengths, repeats = wider(target, min(rows, room))
         if lengths and draft is None:
             self.target.costs = target | self.target.time_passes(repeats, lengths)
         elif lengths and draft is not None and self.draft is not None:

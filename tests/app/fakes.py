@@ -225,7 +225,7 @@ class FakeEngine(Engine):
     """Speaks `texts` over and over; `pace` is how much of the pretended engine time really passes."""
 
     def __init__(self, texts: Sequence[str] = tuple(pieces(CODE)), pace: float = 1.0, acceptance: float = 0.78) -> None:
-        super().__init__(Settings(draft_length=5))
+        super().__init__(Settings("pocket", draft_length=5))
         self.texts = list(texts)
         self.pace = pace
         self.acceptance = acceptance

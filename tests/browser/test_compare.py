@@ -48,7 +48,7 @@ def status(page: Any) -> str:
 
 def choose(page: Any, lane: int, label: str, option: str) -> None:
     page.locator(".compare-lane").nth(lane - 1).get_by_label(label).click()
-    page.get_by_role("option", name=option, exact=True).click()
+    page.locator("li").and_(page.get_by_role("option", name=option, exact=True)).click()  # not those of a select
 
 
 def as_shown(figure: float, digits: int) -> str:

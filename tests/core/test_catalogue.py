@@ -24,7 +24,7 @@ def weigh(name, nf4=True):
 def test_a_dozen_pairs_the_bundled_one_first():
     assert 10 <= len(PAIRS) == len(catalogue()) <= 16
     assert catalogue()[0].target == catalogue()[0].draft == "pocket"
-    assert {pair.memory_gb for pair in catalogue()} == {0, 8, 12, 16, 24, 48, 80}
+    assert {pair.memory_gb for pair in catalogue()} == {0, 8, 12, 16, 32, 48, 80}
     assert {pair.kind for pair in catalogue()} == {"code", "chat", "base", "moe", "early-exit"}
     assert [pair.memory_gb for pair in catalogue()] == sorted(pair.memory_gb for pair in catalogue())
 

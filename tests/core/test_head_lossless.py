@@ -27,6 +27,7 @@ from core.settings import Settings
 
 SPREADS = {"hot": 0.3, "cold": 4.0, "constant": 0.0}
 ALL = list(range(VOCABULARY))
+TEXTS = 20
 MIXED = Sampling(0.8, top_k=4, top_p=0.9, min_p=0.1)
 CASES = [
     ("hot", 2, Sampling(1.3, top_k=3), [1, 4]),
@@ -79,16 +80,18 @@ def test_joint_law_is_the_targets(kind, gamma, sampling, ids):
 
 
 def test_an_n_gram_before_the_head_keeps_the_law():
-    """Each drafts where it promises more, the head's chains ending by its confidence."""
+    """Each drafts where it promises more, the head's chains ending by its confidence; in texts of usual length."""
     logits, sampling = table(1), Sampling(1.0)
-    target, costs = LookupRunner(logits), RoundCosts(lambda n: 1 + 0.02 * n, lambda n: 0.1)
-    confident = Confident(costs, longest=4)
-    head = HeadDrafter(TableHead("cold", [0, 2, 3]), target.watch([0]), sampling, confident)
-    ngram = NgramDrafter(CPU)
-    chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target), longest=4), confident)
-    run = decode(target, CombinedDrafter(ngram, head, chosen.source), sampling, chosen, DRAWS * BLOCK, seed=5)
-    assert {round_.source for round_ in run.rounds} >= {"ngram", "model"}
-    assert p_value(count_blocks(run.token_ids), block_law(logits, sampling)) > THRESHOLD
+    costs, counts = RoundCosts(lambda n: 1 + 0.02 * n, lambda n: 0.1), 0
+    for seed in range(TEXTS):
+        target, confident, ngram = LookupRunner(logits), Confident(costs, longest=4), NgramDrafter(CPU)
+        head = HeadDrafter(TableHead("cold", [0, 2, 3]), target.watch([0]), sampling, confident)
+        chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target), longest=4), confident)
+        drafter = CombinedDrafter(ngram, head, chosen.source)
+        run = decode(target, drafter, sampling, chosen, DRAWS // TEXTS * BLOCK, seed)
+        assert {round_.source for round_ in run.rounds} >= {"ngram", "model"}
+        counts = counts + count_blocks(run.token_ids)
+    assert p_value(counts, block_law(logits, sampling)) > THRESHOLD
 
 
 @cache

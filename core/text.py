@@ -234,4 +234,7 @@ def prompts_in(text: str) -> list[Prompt]:
 
 def one_of_each_kind(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The first prompt of every kind, in order: few, and unlike each other."""
-    return list({prompt.kind: prompt for prompt in reversed(prompts)}.values())[::-1]
+    found: dict[str, Prompt] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.kind, prompt)
+    return list(found.values())

@@ -318,7 +318,7 @@ def tensor_table(trace: RoundTrace, geometry: Geometry | None) -> str:
         rows.append([_tensor_name(real), _tensor_shape(real), _tensor_shape(whole), escape(real.meaning)])
     fused = (
         " This target runs in a fused forward: no batch dimension, and several matrices multiplied as one."
-        if geometry and geometry.runner.startswith("fused")
+        if geometry and geometry.runner.startswith(("native", "fused"))
         else ""
     )
     return (

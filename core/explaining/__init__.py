@@ -121,7 +121,11 @@ SURPLUS = "; captured passes have few widths, so {} surplus rows go along that n
 
 def trace_pass(geometry: Geometry, cached: int, fed: int, tree: bool = False) -> Iterator[TracedTensor]:
     """The tensors of a target pass over `fed` tokens behind `cached` ones, in the order they are made."""
-    return (_fused_pass if geometry.runner.startswith("fused") else _pass)(geometry, cached, fed, tree)
+    if geometry.runner == "native":
+        return _native_pass(geometry, cached, fed)
+    if geometry.runner.startswith("fused"):
+        return _fused_pass(geometry, cached, fed)
+    return _pass(geometry, cached, fed, tree)
 
 
 def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
@@ -162,13 +166,10 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
     yield TracedTensor("out", "logits", (1, n, g.vocabulary), d, "a score for every token that could come next")
 
 
-def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTensor]:
-    """core.runners.fused and static_layers: no batch dimension; q, k and v are one product, gate and up another;
-    queries that share a key head are rows of one matrix. On captured passes the cache has a fixed reach."""
-    n, total, d = fed, cached + fed, g.dtype
-    static = g.runner != "fused"
-    if static:
-        n, total = width_for(fed), reach(total, g.longest)
+def _fused_pass(g: Geometry, cached: int, fed: int) -> Iterator[TracedTensor]:
+    """core.runners.static_layers: no batch dimension; q, k and v are one product, gate and up another; queries that
+    share a key head are rows of one matrix. On captured passes the cache has a fixed reach."""
+    n, total, d = width_for(fed), reach(cached + fed, g.longest), g.dtype
     group = g.heads // g.kv_heads
     inner = [p.out for p in _of(g, "mlp")]
     entering = (g.heads + 2 * g.kv_heads) * g.head_size
@@ -179,7 +180,7 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
     yield TracedTensor(
         "layer", "queries", (1, g.kv_heads, group * n, g.head_size), d, f"split over {g.heads} heads{shared}"
     )
-    yield from _cache(g, total, FIXED if static else "")
+    yield from _cache(g, total, FIXED)
     yield TracedTensor(
         "layer", "scores", (1, g.kv_heads, group * n, total), d, "each fed token against every key", stored=False
     )
@@ -189,11 +190,34 @@ def _fused_pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[Trac
         (group * n, total),
         d,
         "who may see whom, once for every query head of a group",
-        n > 1 or tree or static,
     )
     yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
     yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")
     yield TracedTensor("layer", "gate_up", (n, inner[0] + inner[1]), d, "both halves of the feed-forward, fused")
+    yield TracedTensor("layer", "down_proj", (n, g.width), d, "and back to the model's width")
+    yield TracedTensor("out", "final norm", (n, g.width), d, "what the layers made of each token")
+    yield TracedTensor("out", "logits", (n, g.vocabulary), d, "a score for every token that could come next")
+
+
+def _native_pass(g: Geometry, cached: int, fed: int) -> Iterator[TracedTensor]:
+    """core.runners.native: no batch dimension and no mask, for every row says how far it sees; what lies between two
+    products is in float32."""
+    n, total, d = fed, cached + fed, "float32"
+    inner = [p.out for p in _of(g, "mlp")]
+    entering = (g.heads + 2 * g.kv_heads) * g.head_size
+    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed")
+    yield TracedTensor("in", "embedding", (n, g.width), d, "a row of the embedding table for each")
+    yield TracedTensor("layer", "qkv", (n, entering), d, "queries, keys and values from one product")
+    yield TracedTensor("layer", "queries", (n, g.heads, g.head_size), d, f"split over {g.heads} heads{_group(g)}")
+    yield from _cache(g, total)
+    yield TracedTensor(
+        "layer", "scores", (n, g.heads, total), d, "each fed token against the keys it may see", stored=False
+    )
+    yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
+    yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")
+    yield TracedTensor(
+        "layer", "gate_up", (n, inner[0] + inner[1]), d, "both halves of the feed-forward in one product"
+    )
     yield TracedTensor("layer", "down_proj", (n, g.width), d, "and back to the model's width")
     yield TracedTensor("out", "final norm", (n, g.width), d, "what the layers made of each token")
     yield TracedTensor("out", "logits", (n, g.vocabulary), d, "a score for every token that could come next")

@@ -18,6 +18,7 @@ from core.costs import CHAIN, CostTable, table_of
 from core.heads.block import FusedHead
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
+from core.heads.native import NativePasses
 from core.runners.clock import synchronise, timed_pass
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
@@ -32,9 +33,8 @@ class HeadRunner:
         self.head = head
         self.device = head.device
         self.length = 0
-        self._group = head.config.heads // head.config.kv_heads
-        self._capacity = 0
-        self._grow(capacity)
+        assert head.native is not None
+        self._passes = NativePasses(head.native, capacity)
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -43,7 +43,7 @@ class HeadRunner:
     @torch.inference_mode()
     def read(self, ids: Tensor, features: Tensor) -> Tensor:
         """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden]."""
-        return self._pass(ids, self.head.block.join(features), None, None)
+        return self._pass(ids, features, False, None, None)
 
     @timed_pass
     @torch.inference_mode()
@@ -53,30 +53,14 @@ class HeadRunner:
         """Append recurrent rows: ids [n] and the outputs [n, hidden] they were proposed from; output [n, hidden].
 
         Of a tree, `positions` [n] and `visible` bool [n, length + n] tell where each row stands and what it sees."""
-        return self._pass(ids, self.head.block.feed_back(outputs), positions, visible)
+        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, positions, visible)
 
-    def _pass(self, ids: Tensor, inputs: Tensor, positions: Tensor | None, visible: Tensor | None) -> Tensor:
-        n, start = len(ids), self.length
-        end = start + n
-        if end > self._capacity:
-            self._grow(max(end, 2 * self._capacity))
-        if visible is None and n > 1:
-            visible = torch.ones(n, end, dtype=torch.bool, device=self.device).tril(start)
-        mask = None if visible is None else visible.repeat(self._group, 1)
-        at = slice(start, end) if positions is None else positions
-        self.length = end
-        return self.head.block(ids, inputs, self._cache, start, self._cos[at], self._sin[at], mask)
-
-    @torch.inference_mode()
-    def _grow(self, capacity: int) -> None:
-        config = self.head.config
-        shape = (config.depth, 2, config.kv_heads, capacity, config.head_dim)
-        cache = torch.zeros(shape, dtype=self.head.work, device=self.device)
-        if self._capacity:
-            cache[:, :, :, : self._capacity] = self._cache
-        self._cache = cache
-        self._cos, self._sin = self.head.rotation(capacity)
-        self._capacity = capacity
+    def _pass(
+        self, ids: Tensor, rows: Tensor, joined: bool, positions: Tensor | None, visible: Tensor | None
+    ) -> Tensor:
+        start = self.length
+        self.length += len(ids)
+        return self._passes(ids, start, rows, joined, positions, visible)
 
 
 @dataclass(frozen=True)
@@ -95,11 +79,11 @@ AnyHead = FusedHead | MtpHead
 AnyHeadRunner = HeadRunner | GraphHeadRunner | MtpRunner
 
 
-def runner_of(head: AnyHead) -> AnyHeadRunner:
+def runner_of(head: AnyHead, capacity: int = 512) -> AnyHeadRunner:
     """A new runner with an empty cache."""
     if isinstance(head, MtpHead):
         return MtpRunner(head)
-    return GraphHeadRunner(head) if head.device.type == "cuda" else HeadRunner(head)
+    return (HeadRunner if head.native else GraphHeadRunner)(head, capacity)
 
 
 @torch.inference_mode()

@@ -349,7 +349,7 @@ def size_up(found: Preview, device: torch.device, precision: str = "auto", here:
     layout = NF4.of(saved, packed_for_cpu(device)) if format_.precision == "nf4" else None
     # Beside weights that were quantised before, transformers leaves the others as they were saved.
     dtype = found.dtype or format_.dtype if format_.taken_as_saved else format_.dtype
-    counted = as_fused(weights(network, dtype, layout), network, device, format_.precision, format_.dtype)
+    counted = as_fused(weights(network, dtype, layout), network, device, format_.precision, format_.dtype, layout)
     return Sized(found, format_, device, network, layout, counted)
 
 

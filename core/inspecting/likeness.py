@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from core.errors import UserError
-from core.heads.block import rounds_vocabulary
 from core.heads.checkpoint import Description, describe, is_head, read_config
 from core.inspecting.acceptance import Acceptance, shipped
 from core.inspecting.catalogue import read_catalogue
@@ -240,7 +239,7 @@ def size_up_head(found: HeadPreview, device: torch.device, asked: str = "auto") 
 
 def _bytes_each(name: str, shape: tuple[int, ...], precision: str) -> float:
     """Of a head's weight in memory: in 4 bits, matrices have scale and zero for every group beside them."""
-    rounded = len(shape) > 1 and name != "embed_tokens.weight" and (name != "lm_head.weight" or rounds_vocabulary())
+    rounded = len(shape) > 1 and name != "embed_tokens.weight"
     if precision == "int4" and rounded:
         return 0.5 + 4 / GROUP
     return DTYPES[precision].itemsize

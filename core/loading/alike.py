@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from core.disk import user_folder
-from core.runners.kernels import has_kernels
+from core.runners.library import SETTING, native_obstacle
 
 KEPT = 64
 """So many are remembered, the newest."""
@@ -27,7 +27,7 @@ def fingerprint(folder: Path, precision: str) -> str:
     files = sorted(file for file in folder.iterdir() if file.suffix in (".json", ".safetensors"))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     capability = getattr(torch.backends.cpu, "get_cpu_capability", str)()
-    machine = (platform.node(), platform.machine(), capability, has_kernels())
+    machine = (platform.node(), platform.machine(), capability, native_obstacle(), os.environ.get(SETTING))
     parts = (str(folder.resolve()), stats, precision, machine, torch.__version__, transformers.__version__, _program())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -35,7 +35,7 @@ class Geometry:
 
     `vocabulary` counts the rows of the head, padding included. `read_bytes`: weights every pass reads, whatever it is
     fed. `expert_bytes`: of mixture-of-experts weights, `active_experts` of `experts` for a token. `cached_bytes`: keys
-    and values of one token in all layers. `runner`: the kind of forward (fused, fused-graph, graph, dynamic),
+    and values of one token in all layers. `runner`: the kind of forward (native, fused-graph, graph, dynamic),
     `attention` its kernel. `window`: of the `sliding_layers` layers. `longest`: tokens the context holds.
     """
 

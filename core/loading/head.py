@@ -25,7 +25,7 @@ from core.heads.parallel import BlockHead, BlockRunner, in_blocks, time_blocks
 from core.heads.runner import REPEATS, AnyHead, HeadCosts, runner_of, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
-from core.runners.products import fast_int4
+from core.runners.library import native_obstacle
 
 BUNDLED = POCKET.parent / "heads"
 KEPT = 2
@@ -143,7 +143,7 @@ def best_precision(config: Shape, device: torch.device) -> str:
     if device.type == "cuda":
         return "bf16"
     fits = isinstance(config, HeadConfig) and fits_int4(config)
-    return "int4" if device.type == "cpu" and fast_int4() and fits else "fp32"
+    return "int4" if device.type == "cpu" and not native_obstacle() and fits else "fp32"
 
 
 def head_precision(config: Shape, device: torch.device, asked: str) -> str:

@@ -23,7 +23,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from core.runners import PREFILL_CHUNK
 from core.runners.architecture import why_not_family
 from core.runners.capture import MOST_CAPTURED
-from core.runners.products import group_for, has_blocks
+from core.runners.products import group_for
 from core.runners.widths import LONGEST, ROUND, WIDTHS, capacity_for, reach_for, reaches_up_to
 
 NF4_BLOCK, SCALE_BLOCK = 64, 256
@@ -109,20 +109,32 @@ def weights(network: nn.Module, dtype: torch.dtype, nf4: NF4 | None = None) -> W
     return Weights(total + buffers, read + buffers, parameters, active, experts)
 
 
-def as_fused(counted: Weights, network: nn.Module, device: torch.device, precision: str, dtype: torch.dtype) -> Weights:
-    """The weights of a skeleton, `counted` in `dtype`, as the fused forward lays them out, where it can run the model:
-    in int4 its linear layers have 4 bits, and a head tied to the embeddings has a copy of its own; so it has in 16 bits
-    on a CPU."""
-    apart = precision == "int4" if device.type == "cuda" else device.type == "cpu" and has_blocks(dtype)
+def as_fused(
+    counted: Weights,
+    network: nn.Module,
+    device: torch.device,
+    precision: str,
+    dtype: torch.dtype,
+    nf4: NF4 | None = None,
+) -> Weights:
+    """The weights of a skeleton, `counted` in `dtype` or as `nf4`, as the fused forward lays them out, where it can run
+    the model: in int4 its linear layers have 4 bits, and a head tied to the embeddings has a copy of its own; so it has
+    on a CPU, where the codes of NF4 lie beside a scale for 32 of them."""
+    apart = precision == "int4" if device.type == "cuda" else device.type == "cpu" and dtype != torch.float16
     if not apart or why_not_family(network.config):
         return counted
     table = network.get_input_embeddings().weight  # type: ignore[operator,union-attr]
+    quantised = quantised_weights(network, nf4.kept) if nf4 else {}
     total, read = counted.total, counted.read
-    for module in network.modules():
+    for name, module in network.named_modules():
         if type(module) is nn.Linear:
-            size = module.weight.numel() * dtype.itemsize
-            group = group_for(*module.weight.shape) if precision == "int4" else None
-            packed = size // 4 + 4 * module.weight.numel() // group if group else size
+            count, shape = module.weight.numel(), module.weight.shape
+            size = packed = count * dtype.itemsize
+            if nf4 and (own := f"{name}.weight") in quantised:
+                size = nf4_bytes(*quantised[own], nf4)
+                packed = count * 5 // 8 if shape[1] % 64 == 0 else 2 * count
+            elif precision == "int4" and (group := group_for(*shape)):
+                packed = count // 2 + 4 * count // group
             read += packed - size
             total += packed if module.weight is table else packed - size
     return replace(counted, total=total, read=read)

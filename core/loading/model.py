@@ -39,16 +39,16 @@ from core.costs import (
 from core.costs.rounds import RoundCosts, exit_costs
 from core.errors import UserError
 from core.loading.alike import fingerprint, remember, seen_alike
-from core.runners.architecture import FusedNetwork, why_not
+from core.runners.architecture import NativeNetwork, why_not
 from core.runners.clock import synchronise
 from core.runners.dynamic import DynamicRunner, unlike
-from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
+from core.runners.native import NativeRunner
 from core.runners.products import Share
 from core.runners.static_layers import StaticNetwork
 from core.runners.widths import USUAL, capacity_for
 
-AnyRunner = DynamicRunner | FusedRunner | GraphRunner
+AnyRunner = DynamicRunner | NativeRunner | GraphRunner
 
 
 EXIT_REPEATS = 2
@@ -88,7 +88,7 @@ class Model:
     """Whether its passes compute each token alike to the last bit, however many they are over."""
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
-    _fused: FusedNetwork | StaticNetwork | None = field(default=None, repr=False)
+    _fused: NativeNetwork | StaticNetwork | None = field(default=None, repr=False)
     _parameters: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,10 +100,10 @@ class Model:
         elif reason := why_not(self.network):
             self.fall_back(reason)
         else:
-            self.runner_kind = FusedRunner.kind
-            self._fused = FusedNetwork(self.network, self.precision == "int4")
+            self.runner_kind = NativeRunner.kind
+            self._fused = NativeNetwork(self.network, self.precision == "int4")
             if where := self._unlike_transformers(self._fused):
-                self.fall_back(f"the fused forward changes the model's answers, at {where}")
+                self.fall_back(f"the native pass changes the model's answers, at {where}")
 
     def _capture_passes(self) -> None:
         if reason := why_not_device(self.network):
@@ -121,11 +121,11 @@ class Model:
         else:
             self.runner_kind = f"{GraphRunner.kind} ({found})"
 
-    def _unlike_transformers(self, fused: FusedNetwork) -> str | None:
+    def _unlike_transformers(self, fused: NativeNetwork) -> str | None:
         key = fingerprint(self.folder, self.precision) if self.folder else None
         if key and seen_alike(key):
             return None
-        ours = FusedRunner(fused, self.vocab_size, capacity=16)
+        ours = NativeRunner(fused, self.vocab_size, capacity=16)
         where = unlike(DynamicRunner(self.network, self.vocab_size), ours, self.vocab_size)
         if key and not where:
             remember(key)
@@ -184,8 +184,8 @@ class Model:
             self._idle.clear()
 
     def _new_runner(self) -> AnyRunner:
-        if isinstance(self._fused, FusedNetwork):
-            return FusedRunner(self._fused, self.vocab_size)
+        if isinstance(self._fused, NativeNetwork):
+            return NativeRunner(self._fused, self.vocab_size)
         if self._fused or self.runner_kind.startswith(GraphRunner.kind):
             return GraphRunner(self.network, self.vocab_size, limit=self.context_length, fused=self._fused)
         return DynamicRunner(self.network, self.vocab_size)

@@ -1,8 +1,10 @@
-"""What the fused forward knows of a model: its family's build, read off the loaded modules, and its fused weights."""
+"""What fused forwards know of a model: its family's build, read off the loaded modules; and on a CPU its program, the
+steps that the native pass runs.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +12,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.runners.kernels import has_kernels
-from core.runners.layers import Layer, Layers, Nf4Layers, Norm, compiled
-from core.runners.products import Int4, fuse
+from core.runners.library import native_obstacle
+from core.runners.products import Int4, pack
+from core.runners.program import (
+    ADDED,
+    ATTEND,
+    COPY,
+    EMBED,
+    ENTER,
+    FOR_ALL,
+    GATED,
+    GELU,
+    GROUP,
+    HEADS,
+    LOGITS,
+    NORM,
+    PRODUCT,
+    TILE,
+    TURN,
+    WIDE,
+    Program,
+    Weight,
+    filled,
+    vector,
+)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma3_text")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -21,17 +44,22 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def why_not(network: Any) -> str | None:
-    """None where the fused forward can run the network, else the reason."""
+    """None where the native pass can run the network, else the reason."""
     if next(network.parameters()).device.type != "cpu":
         return "the model is not on a CPU"
-    return why_not_weights(network, packed=True)
+    if reason := why_not_weights(network):
+        return reason
+    if network.get_input_embeddings().weight.dtype == torch.float16:
+        return "there is no native pass for fp16"
+    reason = native_obstacle()
+    return reason and f"there is no native pass here, for {reason}"
 
 
-def why_not_weights(network: Any, packed: bool = False) -> str | None:
-    """The same without asking for the device; `packed`: 4 bits have to be in the layout of a CPU's kernel."""
+def why_not_weights(network: Any) -> str | None:
+    """The same without asking for the device."""
     if reason := why_not_family(network.config):
         return reason
-    if any(not fusable(module, packed) for module in network.modules()):
+    if not all(map(fusable, network.modules())):
         return "the weights are quantised in a format there is no fused kernel for"
     return None
 
@@ -62,13 +90,12 @@ def activation_of(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or config.hidden_act
 
 
-def fusable(module: Any, packed: bool) -> bool:
-    """Whether a layer's weight is of floats, in 4 bits of ours already, or in those of bitsandbytes; `packed`: for its
-    kernel on this CPU."""
+def fusable(module: Any) -> bool:
+    """Whether a layer's weight is of floats, in 4 bits of ours already, or in bitsandbytes' NF4."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.is_floating_point() or isinstance(module, Int4):
         return True
-    return hasattr(weight, "quant_state") and (not packed or module.support_avx512bf16_for_cpu)
+    return hasattr(weight, "quant_state") and getattr(weight, "quant_type", "nf4") == "nf4"
 
 
 def scale_of(module: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
@@ -77,13 +104,6 @@ def scale_of(module: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
     if type(module).__name__.startswith("Gemma"):
         weight = 1 + weight
     return weight, getattr(module, "variance_epsilon", None) or module.eps
-
-
-def norm_of(module: Any, work: torch.dtype) -> Norm:
-    """A norm of transformers in the working type."""
-    weight, eps = scale_of(module, work)
-    width = len(weight)
-    return Norm(weight * math.sqrt(width), torch.tensor([math.sqrt(width * eps)], dtype=work))
 
 
 @dataclass(frozen=True)
@@ -104,19 +124,6 @@ def norms_of(layer: Any) -> list[Any]:
         names = (before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm")
     norms = [getattr(layer, name, None) if name else None for name in names]
     return norms + [getattr(layer.self_attn, f"{part}_norm", None) for part in "qk"]
-
-
-def layer_of(layer: Any, kind: int, int4: bool, work: torch.dtype) -> Layer:
-    """One decoder layer of transformers over fused weights; `int4` quantises them."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return Layer(
-        kind,
-        fuse(attention, ("q_proj", "k_proj", "v_proj"), int4),
-        fuse(attention, ("o_proj",), int4),
-        fuse(mlp, ("gate_proj", "up_proj"), int4),
-        fuse(mlp, ("down_proj",), int4),
-        *(None if norm is None else norm_of(norm, work) for norm in norms_of(layer)),
-    )
 
 
 class Build:
@@ -143,39 +150,149 @@ class Build:
         return rows if self.embedding_scale is None else rows * self.embedding_scale.to(self.dtype)
 
 
-class FusedNetwork(Build):
-    """The fused weights of a model on a CPU, shared by all its runners; `work` is the type between the products:
-    float32 where the weights have 16 bits or fewer. `int4` quantises the decoder's weights and the head."""
+HIDDEN, QUERIES, SEEN, OTHER, RAW = range(5)
+"""Row buffers of a program: the residual stream; queries, keys and values; what attention gave; two that some need."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The weights of a decoder layer, and its norms as vectors with their epsilon, None where it has none."""
+
+    kind: int
+    qkv: Weight
+    out: Weight
+    gate_up: Weight
+    down: Weight
+    norms: list[tuple[Tensor, float] | None]
+    wide: bool
+    """Whether the norms of queries and keys are as wide as all heads, not each head's own."""
+
+
+class NativeNetwork(Build):
+    """The weights of a model as the native pass reads them, shared by all its runners. `int4` quantises the decoder's
+    weights and the head. Raises `core.runners.library.Unavailable` where there is no compiled code."""
 
     def __init__(self, network: Any, int4: bool = False) -> None:
         super().__init__(network)
+        self.wide_cache = self.dtype.itemsize > 2
+        self._padded = filled(self.head_size, TILE)
+        self._inner: int = network.config.intermediate_size
         decoder = network.model
-        self.work = torch.float32 if self.dtype.itemsize == 2 else self.dtype
-        layers = [layer_of(layer, kind, int4, self.work) for layer, kind in zip(decoder.layers, self.of_layer)]
-        head = fuse(network, ("lm_head",), int4)
-        made = Nf4Layers if any(weight.kind == "nf4" for weight in layers[0][1:5]) else Layers
-        self.as_written = made(
-            layers,
-            norm_of(decoder.norm, self.work),
-            head,
-            self.heads,
-            self.kv_heads,
-            self.scale,
-            self.silu,
-            network.config.intermediate_size,
-            self.dtype,
-            self._suits_kernels(network.config.intermediate_size),
+        self.table = self.embedding if self.dtype == torch.bfloat16 else self.embedding.float()
+        self._blocks = [self._block(layer, kind, int4) for layer, kind in zip(decoder.layers, self.of_layer)]
+        self._norm = self._vector(decoder.norm)
+        self._head = pack(network, ("lm_head",), int4)
+        self._programs: dict[tuple[int, ...], Program] = {}
+
+    def _block(self, layer: Any, kind: int, int4: bool) -> Block:
+        attention, mlp, norms = layer.self_attn, layer.mlp, norms_of(layer)
+        heads = padded_heads(self.heads + 2 * self.kv_heads, self.head_size)
+        of_queries = padded_heads(self.heads, self.head_size)
+        aligned = self.head_size == self._padded
+        return Block(
+            kind,
+            pack(attention, ("q_proj", "k_proj", "v_proj"), int4, heads),
+            pack(attention, ("o_proj",), int4, columns=None if aligned else of_queries),
+            pack(mlp, ("gate_proj", "up_proj"), int4, gates_and_ups(self._inner)),
+            pack(mlp, ("down_proj",), int4),
+            [norm and self._vector(norm) for norm in norms],
+            norms[4] is not None and len(norms[4].weight) != self.head_size,
         )
-        self.layers = compiled(self.as_written)
 
-    def _suits_kernels(self, inner: int) -> bool:
-        """Whether our own kernels, which go in steps of sixteen floats, can do what lies between the products."""
-        whole = all(size % 16 == 0 for size in (self.width, self.head_size, inner))
-        return self.dtype == torch.bfloat16 and whole and has_kernels()
+    def _vector(self, norm: Any) -> tuple[Tensor, float]:
+        weight, eps = scale_of(norm, torch.float32)
+        return vector(weight, filled(len(weight))), eps
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """The residual stream [n, width] of ids [n], in the working type."""
-        return super().embed(ids).to(self.work)
+    def program(self, boundaries: Sequence[int] = ()) -> Program:
+        """The steps of a whole pass: `starts[i]` is where layer i begins, one more where the head does. What enters the
+        layers at `boundaries` (the number of layers: what leaves the last) is put out side by side, in their order."""
+        key = tuple(boundaries)
+        if key not in self._programs:
+            self._programs[key] = self._write(key)
+        return self._programs[key]
+
+    def _write(self, boundaries: tuple[int, ...]) -> Program:
+        heads = (self.heads + 2 * self.kv_heads) * self._padded
+        program = Program(
+            [self.width, heads, self.heads * self._padded, self.width, heads],
+            width=self.width,
+            heads=self.heads,
+            key_heads=self.kv_heads,
+            size=self.head_size,
+            wide_cache=self.wide_cache,
+        )
+        scale = 1.0 if self.embedding_scale is None else float(self.embedding_scale.to(self.dtype))
+        wide = 0 if self.table.dtype == torch.bfloat16 else WIDE
+        program.add(EMBED, to=HIDDEN, flags=wide, width=self.width, factor=scale, table=self.table)
+        for i, block in enumerate(self._blocks):
+            program.starts.append(len(program.steps))
+            self._note(program, boundaries, i)
+            write_layer(program, block, i, self.scale, self.silu, self.width)
+        program.starts.append(len(program.steps))
+        self._note(program, boundaries, self.depth)
+        norm, eps = self._norm
+        program.add(LOGITS, HIDDEN, width=self.width, norm=norm, eps=eps, weight=self._head)
+        return program
+
+    def _note(self, program: Program, boundaries: Sequence[int], layer: int) -> None:
+        for at, boundary in enumerate(boundaries):
+            if boundary == layer:
+                program.add(COPY, HIDDEN, at=at * self.width, width=self.width)
+
+
+def write_layer(
+    program: Program,
+    block: Block,
+    layer: int,
+    scale: float,
+    silu: bool,
+    width: int,
+    entering: dict[str, Any] | None = None,
+) -> None:
+    """The steps of a decoder layer over the residual stream; `entering`: what attention reads, if not that."""
+    before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys = block.norms
+    entering = entering or {"source": HIDDEN, "width": width, "weight": block.qkv, **_normed(before_attention)}
+    program.add(ENTER, **entering)
+    heads = {"kind": block.kind, "layer": layer, "weight": block.qkv}
+    if of_queries and of_keys:
+        heads |= {"norm": of_queries[0], "other_norm": of_keys[0], "eps": of_queries[1]}
+    program.add(HEADS, to=RAW if block.wide else QUERIES, flags=WIDE if block.wide else 0, **heads)
+    if block.wide:
+        del heads["weight"]
+        program.add(TURN, RAW, QUERIES, flags=WIDE, **heads)
+    program.add(ATTEND, QUERIES, SEEN, kind=block.kind, layer=layer, factor=scale)
+    program.add(ENTER, SEEN, width=program.heads * program.padded, weight=block.out)
+    _add_product(program, 0, 0, block.out, after_attention, width)
+    program.add(ENTER, HIDDEN, width=width, **_normed(before_mlp), weight=block.gate_up)
+    gated = {"width": block.down.ins, "kind": block.down.kind, "flags": 0 if silu else GELU}
+    program.add(GATED, 0, 1, weight=block.gate_up, **gated)
+    program.widest = max(program.widest, block.down.ins)
+    _add_product(program, 1, FOR_ALL, block.down, after_mlp, width)
+
+
+def _add_product(program: Program, source: int, flags: int, weight: Weight, norm: Any, width: int) -> None:
+    """Add a product to the residual stream, normalised before where the layer does that."""
+    if norm is None:
+        program.add(PRODUCT, source, HIDDEN, flags=flags | ADDED, weight=weight)
+    else:
+        program.add(PRODUCT, source, OTHER, flags=flags, weight=weight)
+        program.add(NORM, OTHER, HIDDEN, flags=ADDED, width=width, **_normed(norm))
+
+
+def _normed(norm: tuple[Tensor, float] | None) -> dict[str, Any]:
+    return {"norm": norm[0], "eps": norm[1]} if norm else {}
+
+
+def padded_heads(heads: int, size: int) -> Tensor:
+    """The rows of so many heads, each filled up to a multiple of sixteen; -1 is a row of zeros."""
+    rows = torch.arange(heads * size).view(heads, size)
+    return F.pad(rows, (0, filled(size, TILE) - size), value=-1).flatten()
+
+
+def gates_and_ups(inner: int) -> Tensor:
+    """The rows of gates and ups, `inner` each, in turn by 32; -1 is a row of zeros."""
+    both = torch.arange(2 * inner).view(2, inner)
+    return F.pad(both, (0, filled(inner) - inner), value=-1).view(2, -1, GROUP).transpose(0, 1).flatten()
 
 
 def kinds_of(config: Any, rotary: Any) -> tuple[list[Attending], list[int]]:

@@ -1,14 +1,12 @@
 """Products of a few rows with a weight, in the layout whose kernel is the fastest on the device.
 
-Linear layers of the same input become one product. Floats of 32 bits stay as they are, and the layers become views of
-the fused weight; so do those of 16 bits on a GPU. On a CPU 16 bits are put into the blocks that oneDNN would otherwise
-make in every pass; 4 bits into those of PyTorch's own kernel for the device. Such blocks cannot be cut, so there the
-layers become shares of the product, and a network goes on working under transformers' own forward, from one copy of its
-weights.
+Linear layers of the same input become one product. On a CPU its weight lies as the native pass reads it
+(`core.runners.program`), so the layers become shares of it and a network goes on working under transformers' own
+forward, from one copy of its weights. On a GPU 16 bits stay as they are, and the layers become views of the fused
+weight; 4 bits are put into the blocks of PyTorch's own kernel.
 
 In 4 bits, groups of a row's neighbours share a scale and a zero: a weight is (code - 8) * scale + zero, codes 0 … 15,
-scale and zero in bf16. The kernel multiplies with bf16 activations alone; a row's result does not depend on the rows
-beside it. On a CPU it is our own where that could be compiled (`core.runners.kernels`).
+scale and zero in bf16. On a CPU activations are rounded to 8 bits by the same groups; on CUDA they are bf16.
 """
 
 from __future__ import annotations
@@ -22,13 +20,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core.errors import first_line
-from core.runners.kernels import has_kernels
-from core.runners.layers import Weight, multiply
+from core.runners.library import native_obstacle
+from core.runners.program import (
+    BFLOAT16,
+    ENTER,
+    FLOAT32,
+    INT4,
+    NF4,
+    PRODUCT,
+    TILE,
+    Program,
+    Weight,
+    Workspace,
+    fill,
+    filled,
+    pages,
+    run,
+    vector,
+)
 
 GROUP = 32
 """Weights that share a scale: 4.5 bits a weight with 64, 5 with 32, and as fast; the quality is that of 32."""
-WORDS = 32
-"""The group of our own kernel."""
 ROWS = 16
 """PyTorch's kernels for 4 bits take weights whose rows are a multiple of this; on CUDA of 8."""
 AT_ONCE = 1 << 24
@@ -37,22 +49,6 @@ TILES = (8, 4, 2)
 """How many tiles of 16 columns the CUDA kernel may put together; more is faster."""
 
 Fused = TypeVar("Fused", bound=nn.Module)
-
-
-def fuse(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Weight:
-    """One weight for the linear layers that `owner` has under these names; `int4` quantises them."""
-    linears: list[Any] = [getattr(owner, name) for name in names]
-    first = linears[0]
-    if hasattr(first.weight, "quant_state"):
-        return _fuse_nf4(linears)
-    weight, bias = joined(linears)
-    if int4 and group_for(*weight.shape):
-        return _share(owner, names, Int4(weight, bias)).fused
-    if has_blocks(weight.dtype):
-        product = _share(owner, names, Blocks(weight, bias))
-        return Weight("blocks", product.weight, product.bias)
-    _make_views(linears, weight)
-    return Weight("dense", weight.detach(), bias)
 
 
 def joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
@@ -116,44 +112,14 @@ def stack(owner: nn.Module, names: Sequence[str], int4: bool = False) -> Stacked
     if int4 and not isinstance(linears[0], Share):
         weight, bias = joined(linears)
         if group_for(*weight.shape):
-            _share(owner, names, Int4(weight, bias))
+            share(owner, names, Int4(weight, bias))
             linears = [getattr(owner, name) for name in names]
     return Stacked(linears)
-
-
-def has_blocks(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is there to lay out weights of this type. Those of 32 bits are left alone: a pass over a single
-    row, which plain decoding is made of, was a third slower with them."""
-    return (
-        dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-
-
-class Blocks(nn.Module):
-    """A weight in oneDNN's blocks: the numbers of `F.linear`, without making the blocks in every pass."""
-
-    ROWS = 16
-    """Of the passes the blocks are made for; those made for 1 … 16 rows were equally fast at all of them."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = nn.Buffer(torch.ops.mkldnn._reorder_linear_weight(weight, self.ROWS))
-        self.bias = None if bias is None else nn.Buffer(bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
 
 
 def group_for(rows: int, columns: int) -> int | None:
     """The size of a weight's groups; None where the kernel cannot take its shape."""
     return GROUP if rows % ROWS == 0 and columns % GROUP == 0 else None
-
-
-def fast_int4() -> bool:
-    """Whether PyTorch's kernel is more than a loop on this processor."""
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
 def quantise(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -188,25 +154,33 @@ def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
 
 @cache
 def int4_obstacle(device: torch.device) -> str | None:
-    """Why 4 bits of PyTorch's kernel cannot be had on a device, found out by a product there; None where they can."""
+    """Why 4 bits cannot be had on a device, found out by a product there; None where they can."""
     if device.type not in ("cpu", "cuda"):
-        return "PyTorch's kernels for it are for CPUs and CUDA"
+        return "its kernels are for CPUs and CUDA"
     if device.type == "cuda" and not torch.cuda.is_available():
         return "there is no CUDA device here to try PyTorch's kernel for it on"
+    if device.type == "cpu" and (reason := native_obstacle()):
+        return f"our own code for it cannot be had here, for {reason}"
     draws = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(n, 128, generator=draws).to(device, torch.bfloat16) for n in (64, 3))
     try:
-        found = Int4(weight)(x).float()
+        found = (_packed(weight) if device.type == "cpu" else Int4(weight))(x).float()
     except (RuntimeError, NotImplementedError) as error:  # an older GPU, a build without the kernel
-        return f"PyTorch's kernel for it does not run here ({first_line(error, 100)})"
+        return f"the kernel for it does not run here ({first_line(error, 100)})"
     expected = x.float() @ dequantise(*quantise(weight, GROUP)).t()
     wrong = not (found - expected).norm() < 0.02 * expected.norm()
-    return "PyTorch's kernel for it gives wrong numbers here" if wrong else None
+    return "the kernel for it gives wrong numbers here" if wrong else None
+
+
+def _packed(weight: Tensor) -> Packed:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return Packed([linear], int4=True)
 
 
 def _blocked(codes: Tensor) -> Tensor:
     """Codes [rows, columns] in the order of the device's kernel."""
-    if codes.device.type == "cpu":
+    if codes.device.type == "cpu":  # where a GPU is only tried out
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     tiles = next(tiles for tiles in TILES if codes.shape[1] % (16 * tiles) == 0)
     return torch.ops.aten._convert_weight_to_int4pack(in_pairs(codes), tiles)
@@ -217,21 +191,11 @@ def in_pairs(codes: Tensor) -> Tensor:
     return (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
 
 
-def in_words(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales, as `quantise` gives them, in the order of our own kernel for CPUs: sixteen rows side by side,
-    and of each its words of eight neighbours, the first lowest: uint8 [rows / 16, columns / 8, 16, 4]; scales and zeros
-    [rows / 16, groups, 16, 2]."""
-    rows, columns = codes.shape
-    words = codes.view(rows // 16, 16, columns // 8, 8).transpose(1, 2)
-    packed = (words[..., ::2] | words[..., 1::2] << 4).to(torch.uint8)
-    return packed.contiguous(), scales.view(-1, rows // 16, 16, 2).transpose(0, 1).contiguous()
-
-
 class Int4(nn.Module):
-    """A weight in 4 bits; the order of the codes is that of this processor's instructions, so never saved.
+    """A weight in 4 bits on a GPU, in the order of its kernel, so never saved.
 
-    On CUDA up to 16 rows cost one tile of the tensor cores; hundreds, as a prompt has, cost several times what they
-    would in bf16."""
+    Up to 16 rows cost one tile of the tensor cores; hundreds, as a prompt has, cost several times what they would in
+    bf16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -239,29 +203,129 @@ class Int4(nn.Module):
         assert group is not None
         self.group = group
         codes, scales = quantise(weight, group)
-        self.shape = (weight.shape[0], weight.shape[1])
-        for_kernel = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and group == WORDS
-        self.words = for_kernel and has_kernels()
-        packed, scales = in_words(codes, scales) if self.words else (_blocked(codes), scales)
-        self.weight = nn.Buffer(packed)
+        self.weight = nn.Buffer(_blocked(codes))
         self.scales = nn.Buffer(scales)
         self.bias = None if bias is None else nn.Buffer(bias)
 
-    @property
-    def fused(self) -> Weight:
-        """The same for the fused forward."""
-        kind = "words" if self.words else "int4"
-        return Weight(kind, self.weight, self.bias, self.scales, self.group, shape=self.shape)
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.words:
-            return multiply(x, self.fused)
         # Not by way of torch.ops, which takes two microseconds more: as much as three small operations.
         if x.is_cuda:
             y = torch._weight_int4pack_mm(x, self.weight, self.group, self.scales)  # type: ignore[attr-defined]
         else:
             y = torch._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)  # type: ignore[attr-defined]
         return y if self.bias is None else y + self.bias
+
+
+class Packed(nn.Module):
+    """Linear layers of the same input as one product of the native pass.
+
+    `rows` [n] are the layers' rows, counted through, in the order in which they are wanted, `columns` likewise; -1 is a
+    row or column of zeros. `int4` quantises floats of 16 bits or more.
+    """
+
+    def __init__(
+        self,
+        linears: Sequence[Any],
+        int4: bool = False,
+        rows: Tensor | None = None,
+        columns: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        count = sum(linear.out_features for linear in linears)
+        self._rows = torch.arange(count) if rows is None else rows
+        self._columns = columns
+        self._width = linears[0].in_features if columns is None else len(columns)
+        tiles, ins = filled(len(self._rows), TILE) // TILE, filled(self._width)
+        kind, data = self._laid_out(linears, int4, tiles * TILE, ins)
+        data = pages.hold(data)
+        bias = None
+        if linears[0].bias is not None:
+            bias = vector(
+                picked(torch.cat([linear.bias for linear in linears])[:, None], self._rows)[:, 0], tiles * TILE
+            )
+        self.weight, self.bias = nn.Buffer(data), None if bias is None else nn.Buffer(bias)
+        self.native = Weight(kind, data, tiles, ins, bias)
+        self._alone: tuple[Program, Workspace] | None = None
+
+    def _laid_out(self, linears: Sequence[Any], int4: bool, rows: int, columns: int) -> tuple[int, Tensor]:
+        if hasattr(linears[0].weight, "quant_state"):
+            if self._columns is None and self._width % 64 == 0:
+                codes, scales = (torch.cat(each) for each in zip(*(nf4_of(linear) for linear in linears)))
+                codes, scales = (fill(picked(each, self._rows), rows, each.shape[1]) for each in (codes, scales))
+                return NF4, in_tiles(codes, scales.repeat_interleave(2, 1).view(torch.int16))
+            matrix = torch.cat([plain_nf4(linear) for linear in linears])
+        else:
+            matrix = joined(linears)[0].detach()
+        matrix = picked(matrix, self._rows)
+        if self._columns is not None:
+            matrix = picked(matrix.t(), self._columns).t()
+        matrix = fill(matrix, rows, columns)
+        if int4:
+            codes, scales = quantise(matrix, GROUP)
+            return INT4, in_tiles(codes.to(torch.uint8), scales.transpose(0, 1).reshape(rows, -1).view(torch.int16))
+        if matrix.dtype == torch.bfloat16:
+            return BFLOAT16, matrix.view(rows // TILE, TILE, columns // 2, 2).transpose(1, 2).contiguous()
+        return FLOAT32, matrix.float().view(rows // TILE, TILE, columns).transpose(1, 2).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows [n, in] times the weight, [n, rows of all layers] in their own order; for transformers' forward."""
+        if self._alone is None:
+            program = Program([self.native.ins, self.native.tiles * TILE])
+            program.add(ENTER, 0, 0, width=self.native.ins, weight=self.native)
+            program.add(PRODUCT, 0, 1, weight=self.native)
+            self._alone = program, Workspace(program.widths, program.widest)
+        program, workspace = self._alone
+        if self._columns is not None:
+            x = picked(x.t(), self._columns).t()
+        n = len(x)
+        each = workspace.fit(n, torch.get_num_threads())
+        each.first, each.last = 0, 2
+        workspace.buffers[0][:n, : x.shape[1]] = x
+        run(program, each)
+        at = torch.empty(int(self._rows.max()) + 1, dtype=torch.long)
+        at[self._rows[self._rows >= 0]] = (self._rows >= 0).nonzero()[:, 0]
+        return workspace.buffers[1][:n][:, at].to(x.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
+        return self
+
+
+def picked(matrix: Tensor, rows: Tensor) -> Tensor:
+    """These rows of a matrix, zeros for -1."""
+    if torch.equal(rows, torch.arange(len(matrix))):
+        return matrix
+    found = matrix[rows.clamp_min(0)]
+    return found.masked_fill_((rows < 0)[:, None], 0)
+
+
+def in_tiles(codes: Tensor, scales: Tensor) -> Tensor:
+    """Codes uint8 [rows, columns] with what scales them [rows, 2 * columns / 32] in int16, two for each group: uint8
+    [rows / 16, columns / 32, 320]. Of eight neighbours the first four are low, the others high in a byte; four times
+    sixteen rows of such bytes are a group, and its scales follow."""
+    tiles, groups = codes.shape[0] // TILE, codes.shape[1] // GROUP
+    eights = codes.view(tiles, TILE, groups, 4, 2, 4)
+    packed = (eights[..., 0, :] | eights[..., 1, :] << 4).permute(0, 2, 3, 1, 4).reshape(tiles, groups, 256)
+    scaling = scales.reshape(tiles, TILE, groups, 2).transpose(1, 2).contiguous().view(torch.uint8)
+    return torch.cat([packed, scaling.view(tiles, groups, 64)], 2).contiguous()
+
+
+def nf4_of(linear: Any) -> tuple[Tensor, Tensor]:
+    """Codes uint8 [rows, columns] of a layer of bitsandbytes, and in float32 [rows, columns / 64] what 1 / 127 is."""
+    state = linear.weight.quant_state
+    packed = linear.weight.data.flatten()
+    codes = torch.stack([packed >> 4, packed & 15], 1).view(linear.out_features, linear.in_features)
+    scales = state.absmax
+    if state.nested:
+        from bitsandbytes.functional import dequantize_blockwise
+
+        scales = dequantize_blockwise(scales, state.state2) + state.offset
+    return codes, (scales.float() / 127).view(linear.out_features, -1)
+
+
+def plain_nf4(linear: Any) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(linear.weight.data, linear.weight.quant_state).to(torch.bfloat16)
 
 
 class Share(nn.Linear):
@@ -278,27 +342,23 @@ class Share(nn.Linear):
         return rows[:, self.start : self.start + self.out_features].view(*x.shape[:-1], self.out_features)
 
 
-def _share(owner: nn.Module, names: Sequence[str], product: Fused) -> Fused:
+def share(owner: nn.Module, names: Sequence[str], product: Fused) -> Fused:
+    """Put a product in the place of the linear layers that `owner` has under these names."""
     start = 0
     for name in names:
-        share = Share(product, start, getattr(owner, name))
-        setattr(owner, name, share)
-        start += share.out_features
+        found = Share(product, start, getattr(owner, name))
+        setattr(owner, name, found)
+        start += found.out_features
     return product
 
 
-def _fuse_nf4(linears: Sequence[Any]) -> Weight:
-    """The same for bitsandbytes layers: rows of its packed CPU format may be put one below the other."""
-    for linear in linears:
-        linear(torch.zeros(1, linear.in_features, dtype=torch.bfloat16))  # makes bitsandbytes pack the weight
-    states = [linear.weight.quant_state for linear in linears]
-    packed = torch.cat([linear.weight.data for linear in linears])
-    scales = torch.cat([state.absmax for state in states], dim=1).contiguous()
-    code, block = states[0].code, states[0].blocksize
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    shape = sum(linear.out_features for linear in linears), linears[0].in_features
-    start = 0
-    for linear in linears:
-        linear.weight.data = packed[start : start + linear.out_features]
-        start += linear.out_features
-    return Weight("nf4", packed, bias, scales, block, code, shape)
+def pack(
+    owner: nn.Module,
+    names: Sequence[str],
+    int4: bool = False,
+    rows: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> Weight:
+    """One weight of the native pass for the linear layers that `owner` has under these names; see `Packed`."""
+    linears: list[Any] = [getattr(owner, name) for name in names]
+    return share(owner, names, Packed(linears, int4, rows, columns)).native

@@ -35,7 +35,7 @@ from core.measuring.perplexity import perplexity
 from core.measuring.report import table
 from core.records import Round, Run, Settings, Token
 from core.runners.clock import PassTimer
-from core.runners.fused import FusedRunner
+from core.runners.native import NativeRunner
 from core.runners.products import Share
 from core.text import encode_prompt
 
@@ -113,7 +113,7 @@ def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
 
         return slow
 
-    monkeypatch.setattr(FusedRunner, "through", taking(2.0, FusedRunner.through))
+    monkeypatch.setattr(NativeRunner, "through", taking(2.0, NativeRunner.through))
     monkeypatch.setattr("core.decoding.judge", taking(3.0, decoding.judge))
     run, share = run_timed(pair, PROMPTS[0], replace(SETTINGS, method="plain"))
     assert len(run.rounds) > 1 and share == pytest.approx(2 / 5)

@@ -22,7 +22,7 @@ from core.drafting.tree import TreeDrafter
 from core.loading.model import Model
 from core.progress import never
 from core.runners.dynamic import DynamicRunner
-from core.runners.fused import FusedRunner
+from core.runners.native import NativeRunner
 from core.runners.widths import USUAL
 from core.sampling import Sampling, Uniforms
 
@@ -174,7 +174,7 @@ def test_rows_are_the_last_ones(kind):
     torch.testing.assert_close(last, whole[-3:], **CLOSE)
 
 
-@pytest.mark.parametrize("make", [DynamicRunner, lambda network, size: FusedRunner(fused_of(network), size)])
+@pytest.mark.parametrize("make", [DynamicRunner, lambda network, size: NativeRunner(fused_of(network), size)])
 def test_padded_vocabulary_is_cut_off(make):
     """Ids past the real vocabulary do not exist, for the runner and for its early-exit view."""
     cache = make(target_of("llama fused"), VOCABULARY - 5)
@@ -225,9 +225,9 @@ def test_shared_configuration_is_not_touched(kind):
 def test_fused_forward_is_transformers_own(kind):
     """The same logits as the model's own forward, which still works on the fused weights."""
     ids = torch.tensor([random_prompt(40)])
-    fused = target_runner(kind).feed(ids[0])
-    torch.testing.assert_close(fused, target_of(kind)(ids).logits[0], **CLOSE)
-    torch.testing.assert_close(fused, target_of(kind.split()[0])(ids).logits[0], **CLOSE)
+    fused = target_runner(kind).feed(ids[0]).double()  # the native pass adds up in float32
+    torch.testing.assert_close(fused, target_of(kind)(ids).logits[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fused, target_of(kind.split()[0])(ids).logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_of_a_tree_only_what_lies_behind_the_root_is_moved():

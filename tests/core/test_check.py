@@ -9,10 +9,12 @@ from tiny import KINDS, VOCABULARY, random_model, target_of, target_runner
 
 from core.loading import load_model
 from core.loading.model import Model
-from core.runners import fused, static_cache
+from core.runners import static_cache
+from core.runners.architecture import NativeNetwork
 from core.runners.dynamic import DynamicRunner, unlike
-from core.runners.fused import FusedRunner
 from core.runners.graph import fused_for, why_not_static
+from core.runners.native import NativeRunner
+from core.runners.program import Turning
 from core.runners.static_layers import StaticNetwork
 
 CPU = torch.device("cpu")
@@ -25,44 +27,44 @@ def test_every_kind_passes(kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounding_passes(dtype):
-    """In every precision; and what is chosen for a new model is the fused forward."""
+    """In every precision; and what is chosen for a new model is the native pass, but for fp16."""
     network = random_model("llama", 5, dtype=dtype)
     assert isinstance(fused_for(network), StaticNetwork)
-    assert Model("m", network, None, "", frozenset(), 64, VOCABULARY).runner_kind == "fused"
+    kind = Model("m", network, None, "", frozenset(), 64, VOCABULARY).runner_kind
+    assert kind == ("dynamic (there is no native pass for fp16)" if dtype == torch.float16 else "native")
 
 
-class AtZero(FusedRunner):
+class AtZero(NativeRunner):
     """Forgets where the pass starts: right for the first tokens alone."""
 
     def __init__(self, network, vocab_size, capacity=64):
         super().__init__(network, vocab_size, capacity=64)
 
-    def through(self, first, last, hidden, start, parents, noted=None):
-        rotations = self._rotations
-        self._rotations = [
-            tuple(torch.cat([table[:1].expand(start, -1, -1), table]) for table in tables) for tables in rotations
-        ]
+    def _pass(self, program, first, last, ids, start, *more, **others):
+        right = self._turnings
+        shifted = [torch.cat([table[:1].expand(start, -1), table]) for table in self._rotations[0]]
+        self._turnings = (Turning * 1)(Turning(*(table.data_ptr() for table in shifted), 0))
         try:
-            return super().through(first, last, hidden, start, parents)
+            return super()._pass(program, first, last, ids, start, *more, **others)
         finally:
-            self._rotations = rotations
+            self._turnings = right
 
 
-class BlindToTrees(FusedRunner):
+class BlindToTrees(NativeRunner):
     """Takes a tree for a chain."""
 
     def feed(self, ids, parents=None, *, rows=None):
         return super().feed(ids, rows=rows)
 
 
-class KeepsTheFirst(FusedRunner):
+class KeepsTheFirst(NativeRunner):
     """Of a tree it keeps the first nodes, whatever the path."""
 
     def keep(self, path):
         super().keep(range(len(path)))
 
 
-class NeverForgets(FusedRunner):
+class NeverForgets(NativeRunner):
     def truncate(self, length):
         pass
 
@@ -78,10 +80,10 @@ class NeverForgets(FusedRunner):
 )
 def test_faults_past_the_first_tokens_are_found(fault, where, monkeypatch):
     """And the model then runs on transformers' own forward, with the reason in words."""
-    monkeypatch.setattr("core.loading.model.FusedRunner", fault)
+    monkeypatch.setattr("core.loading.model.NativeRunner", fault)
     network = random_model("llama", 5, dtype=torch.float32)
     model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
-    assert model.runner_kind == f"dynamic (the fused forward changes the model's answers, at {where})"
+    assert model.runner_kind == f"dynamic (the native pass changes the model's answers, at {where})"
     with model.lease() as runner:
         assert isinstance(runner, DynamicRunner)
 
@@ -89,12 +91,12 @@ def test_faults_past_the_first_tokens_are_found(fault, where, monkeypatch):
 def test_a_small_error_is_found():
     """A thousandth of every logit, in float32: far above rounding."""
 
-    class Off(FusedRunner):
+    class Off(NativeRunner):
         def feed(self, ids, parents=None, *, rows=None):
             return super().feed(ids, parents, rows=rows) * 1.001
 
     network = random_model("llama", 5, dtype=torch.float32)
-    ours = Off(fused.FusedNetwork(network), VOCABULARY)
+    ours = Off(NativeNetwork(network), VOCABULARY)
     assert unlike(DynamicRunner(network, VOCABULARY), ours, VOCABULARY) == "the first tokens of a text"
 
 
@@ -131,7 +133,7 @@ def test_a_check_that_was_passed_is_not_made_again(asked, pair_folder, tmp_path)
     folder = tmp_path / "model"
     shutil.copytree(pair_folder / "target", folder)
     for _ in range(2):
-        assert load_model(str(folder), CPU, "fp32").runner_kind == FusedRunner.kind
+        assert load_model(str(folder), CPU, "fp32").runner_kind == NativeRunner.kind
     assert len(asked) == 1
     load_model(str(folder), CPU, "bf16")
     assert len(asked) == 2
@@ -142,15 +144,15 @@ def test_a_check_that_was_passed_is_not_made_again(asked, pair_folder, tmp_path)
 
 
 def test_a_check_that_failed_is_made_every_time(asked, pair_folder, monkeypatch):
-    monkeypatch.setattr("core.loading.model.FusedRunner", NeverForgets)
+    monkeypatch.setattr("core.loading.model.NativeRunner", NeverForgets)
     for _ in range(2):
         model = load_model(str(pair_folder / "target"), CPU, "fp32")
-        assert model.runner_kind.startswith("dynamic (the fused forward changes")
+        assert model.runner_kind.startswith("dynamic (the native pass changes")
     assert len(asked) == 2
 
 
 def test_where_nothing_can_be_kept_the_check_is_made_every_time(asked, pair_folder, tmp_path):
     (tmp_path / "cache").write_text("no folder")
     for _ in range(2):
-        assert load_model(str(pair_folder / "target"), CPU, "fp32").runner_kind == FusedRunner.kind
+        assert load_model(str(pair_folder / "target"), CPU, "fp32").runner_kind == NativeRunner.kind
     assert len(asked) == 2

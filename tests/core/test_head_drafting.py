@@ -12,7 +12,8 @@ from core.decoding import speculative, take_step
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
 from core.heads.block import FusedHead, fits_int4
-from core.heads.runner import HeadRunner
+from core.heads.graph import GraphHeadRunner
+from core.heads.runner import HeadRunner, runner_of
 from core.progress import never
 from core.records import Run, Settings
 from core.runners import PREFILL_CHUNK, prefill
@@ -21,7 +22,8 @@ from core.runners.features import Features
 from core.runners.products import GROUP, dequantise, quantise
 from core.sampling import Sampling, Uniforms
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+"""The native pass adds up in float32, whatever the weights are in."""
 CPU = torch.device("cpu")
 KINDS = ("llama", "gemma3_text", "gpt2", "llama fused", "qwen3 fused", "llama graph", "gpt2 graph")
 
@@ -42,7 +44,7 @@ def embed(network, target, ids):
 
 
 def drafter_for(target, network, kind, sampling):
-    runner = HeadRunner(fused_head(network, target_of(kind)), capacity=8)
+    runner = runner_of(fused_head(network, target_of(kind)), capacity=8)
     return HeadDrafter(runner, target.watch(network.config.aux_layers), sampling)
 
 
@@ -53,25 +55,46 @@ def test_reading_is_the_network_s_own_pass(variant):
     target, text = target_of("llama"), random_prompt(30)
     expected = outputs_afresh(network, target, text)
     features = true_features(target, torch.tensor([text[:-1]]), network.config.aux_layers)[0]
-    runner = HeadRunner(fused_head(network, target), capacity=8)
+    runner = runner_of(fused_head(network, target), capacity=8)
     ids = torch.tensor(text[1:])
     found = [runner.read(ids[a:b], features[a:b]) for a, b in ((0, 7), (7, 8), (8, 29))]
     torch.testing.assert_close(torch.cat(found), expected, **CLOSE)
     torch.testing.assert_close(runner.head.logits(found[-1]), network.logits(expected[8:]), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    "ids, whole", [(REDUCED, False), (REDUCED, True), (REDUCED[:-3], True)], ids=["block", "16 rows", "filled up"]
-)
-def test_four_bits_are_the_network_with_rounded_weights(ids, whole, monkeypatch):
-    """Every matrix of the block, and of the vocabulary where 16 bits have no fast kernel, to what bf16 makes of the
-    activations; also where the kernel wants more rows of a vocabulary than it has."""
-    monkeypatch.setattr("core.heads.block.rounds_vocabulary", lambda: whole)
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"other width"}))
+def test_the_native_pass_of_a_head_is_the_network_s_own(variant):
+    """Reading in pieces, drafting on as a chain and as a tree, with the cache growing; rows alike to the last bit
+    however they are cut."""
+    network = random_head(dtype=torch.float32, **VARIANTS[variant])
+    target, text = copy.deepcopy(target_of("llama")).float(), random_prompt(30)
+    features = true_features(target, torch.tensor([text[:-1]]), network.config.aux_layers)[0]
+    head = fused_head(network, target)
+    native, eager = HeadRunner(head, capacity=8), GraphHeadRunner(head)
+    ids = torch.tensor(text[1:])
+    found = torch.cat([native.read(ids[a:b], features[a:b]) for a, b in ((0, 7), (7, 8), (8, 29))])
+    assert torch.equal(found, HeadRunner(head).read(ids, features))
+    expected = eager.read(ids, features)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.logits(expected), head.network_logits(expected), rtol=1e-4, atol=1e-4)
+    step = torch.tensor([3])
+    further = [runner.draft(step, expected[-1:]) for runner in (native, eager)]
+    torch.testing.assert_close(*further, rtol=1e-4, atol=1e-4)
+    at, seen = torch.full((2,), 30), torch.ones(2, 32, dtype=torch.bool)
+    seen[0, 31] = seen[1, 30] = False
+    level = [runner.draft(torch.tensor([5, 8]), expected[-2:], at, seen) for runner in (native, eager)]
+    torch.testing.assert_close(*level, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ids", [REDUCED, REDUCED[:-3]], ids=["16 rows", "filled up"])
+def test_four_bits_are_the_network_with_rounded_weights(ids):
+    """Every matrix, to what 8 bits make of the activations; also where the kernel wants more rows of a vocabulary than
+    it has."""
     network = random_head(dtype=torch.bfloat16, ids=ids, intermediate_size=64, vocab_size=VOCABULARY)
     assert fits_int4(network.config) and not fits_int4(CONFIG)
     rounded = copy.deepcopy(network).float()
-    for name, parameter in rounded.named_parameters():
-        if parameter.dim() > 1 and (whole or name != "lm_head.weight"):
+    for parameter in rounded.parameters():
+        if parameter.dim() > 1:
             parameter.data = dequantise(*quantise(parameter.data, GROUP))
     target, text = target_of("llama"), random_prompt(12)
     features = true_features(target, torch.tensor([text[:-1]]), network.config.aux_layers)
@@ -79,10 +102,9 @@ def test_four_bits_are_the_network_with_rounded_weights(ids, whole, monkeypatch)
     expected, _ = rounded(embedded, rounded.join(features.float()), torch.arange(11))
     head = FusedHead(network, target.get_input_embeddings().weight, VOCABULARY, int4=True)
     found = HeadRunner(head, capacity=4).read(torch.tensor(text[1:]), features[0])
-    scale = expected.std()
-    torch.testing.assert_close(found / scale, expected[0] / scale, rtol=0.03, atol=0.03)
     logits = rounded.logits(expected)[0]
-    torch.testing.assert_close(head.logits(expected[0]) / logits.std(), logits / logits.std(), rtol=0.03, atol=0.03)
+    for ours, theirs in ((found, expected[0]), (head.logits(expected[0]), logits)):
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
     assert head.weight_bytes() < sum(p.numel() for p in rounded.parameters())
 
 
@@ -101,7 +123,7 @@ def test_drafting_on_is_the_network_s_recurrent_pass(variant):
         )
         past = [(torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(past, made)]
         expected.append(output[0])
-    runner = HeadRunner(fused_head(network, target), capacity=8)
+    runner = runner_of(fused_head(network, target), capacity=8)
     output = runner.read(torch.tensor(text[1:]), features[0])[-1:]
     for token, row in zip(chain, expected):
         output = runner.draft(torch.tensor([token]), output)
@@ -162,20 +184,17 @@ def test_passes_of_a_head_are_bare_passes(monkeypatch):
     target, context = target_runner("llama"), random_prompt(12)
     drafter = drafter_for(target, random_head(), "llama", Sampling())
     target.feed(torch.tensor(context[:-1]))
-    block = drafter.runner.head.block
+    programs = drafter.runner.head.native
+    passes_of, logits = drafter.runner._passes, programs.logits
 
-    class Slow:
-        join, feed_back = block.join, block.feed_back
-
-        def __call__(self, *args):
+    def slow(work):
+        def one_pass(*args):
             clock.now += 1
-            return block(*args)
+            return work(*args)
 
-        def logits(self, output):
-            clock.now += 1
-            return block.logits(output)
+        return one_pass
 
-    drafter.runner.head.block = Slow()
+    drafter.runner._passes, programs.logits = slow(passes_of), slow(logits)
     with PassTimer(CPU) as passes:
         drafter.propose(context, 3, torch.empty(0))
     assert passes.seconds() == clock.now == 6

@@ -9,7 +9,7 @@ from core.costs.rounds import RoundCosts
 from core.decoding import take_step
 from core.drafting.head import HeadDrafter, HeadTreeDrafter
 from core.heads.graph import GraphHeadRunner
-from core.heads.runner import HeadRunner, time_head
+from core.heads.runner import HeadRunner, runner_of, time_head
 from core.loading.head import Head
 from core.progress import never
 from core.runners import capture, prefill
@@ -17,7 +17,8 @@ from core.runners.capture import GAVE_OTHER_NUMBERS
 from core.runners.widths import reach_for
 from core.sampling import Sampling, Uniforms
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+"""The native pass, which they are held against, adds up in float32."""
 CPU = torch.device("cpu")
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0), Sampling(0.8, 12, 0.9, 0.01)]
 
@@ -51,7 +52,7 @@ def test_captured_passes_are_the_eager_ones(variant, captured_here):
     """In pieces of several widths, past a reach and a growth, with recurrent rows between; each width is captured once
     for a reach."""
     head = head_of(**VARIANTS[variant])
-    own, ours = HeadRunner(head, capacity=8), GraphHeadRunner(head, capacity=8)
+    own, ours = runner_of(head, capacity=8), GraphHeadRunner(head, capacity=8)
     text = torch.tensor(random_prompt(340))
     features = torch.randn(340, head.config.feature_width, dtype=torch.float64)
     at = 0

@@ -22,7 +22,7 @@ from core.loading.head import identify
 from core.loading.precision import SLACK
 from core.measuring.sweep import finish, sweep
 from core.records import run_from_dict
-from core.runners.products import fast_int4
+from core.runners.library import native_obstacle
 from core.settings import Settings
 from core.text import Prompt
 
@@ -187,7 +187,7 @@ def test_a_head_is_inspected_before_it_is_loaded(target, tmp_path, width, precis
     head = made(tmp_path / "head", intermediate_size=width)
     found = inspect_pair(target, head, device="cpu", precision="fp32")
     pair = load_pair(settings(target, head))
-    assert found.draft.precision == pair.head.precision == (precision if fast_int4() else "fp32")
+    assert found.draft.precision == pair.head.precision == ("fp32" if native_obstacle() else precision)
     asked = load_pair(settings(target, head, draft_precision="bf16")).head
     assert asked.precision == "bf16" == inspect_pair(target, head, device="cpu", draft_precision="bf16").draft.precision
     with pytest.raises(UserError, match="cannot be had in nf4 here; choose auto, bf16 or fp32"):

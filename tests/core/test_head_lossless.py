@@ -20,7 +20,7 @@ from core.drafting.head import HeadDrafter
 from core.drafting.length import Adaptive, AdaptiveSource, Confident, Fixed
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.heads.block import FusedHead
-from core.heads.runner import HeadRunner
+from core.heads.runner import runner_of
 from core.records import Run
 from core.sampling import Sampling
 from core.settings import Settings
@@ -115,7 +115,7 @@ def test_greedy_texts_are_transformers_own(kind, gamma):
         for head in (taught, random_head()):
             target = target_runner(kind)
             fused = FusedHead(head, network.get_input_embeddings().weight, TOKENS)
-            drafter = HeadDrafter(HeadRunner(fused), target.watch(head.config.aux_layers), Sampling())
+            drafter = HeadDrafter(runner_of(fused), target.watch(head.config.aux_layers), Sampling())
             for either in (drafter, CombinedDrafter(NgramDrafter(CPU), drafter)):
                 target.truncate(0)
                 drafter.reset()

@@ -14,7 +14,7 @@ from tiny import random_prompt, target_of, target_runner
 from core.decoding import speculative
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
-from core.heads.runner import HeadRunner
+from core.heads.runner import runner_of
 from core.records import Run
 from core.sampling import Sampling
 from core.settings import Settings
@@ -32,7 +32,7 @@ def accepted(gamma: int = 1, mutate=lambda drafter: None) -> int:
     """How many drafted tokens stand when the text is written with a head that knows it; it must come out the same."""
     target = target_runner("llama")
     network = taught_head(target_of("llama"), text(), sorted(set(text())))
-    drafter = HeadDrafter(HeadRunner(fused_head(network, target_of("llama"))), target.watch((0, 1, 2)), Sampling())
+    drafter = HeadDrafter(runner_of(fused_head(network, target_of("llama"))), target.watch((0, 1, 2)), Sampling())
     mutate(drafter)
     run = Run(Settings(max_new_tokens=NEW), {}, "", text()[:PROMPT])
     for _ in speculative(target, drafter, run, length=Fixed(gamma)):
@@ -77,7 +77,7 @@ def test_stale_recurrent_rows_are_seen_in_the_cache():
 
     def after(keep_stale: bool) -> torch.Tensor:
         target.truncate(0)
-        runner = HeadRunner(fused_head(network, target_of("llama")))
+        runner = runner_of(fused_head(network, target_of("llama")))
         drafter = HeadDrafter(runner, features, Sampling())
         target.feed(torch.tensor(text()[:20]))
         drafter.propose(text()[:21], 4, torch.empty(0))
@@ -98,7 +98,7 @@ def test_a_normed_output_fed_back_changes_what_is_drafted_next():
         target = target_runner("llama")
         network = taught_head(target_of("llama"), text(), sorted(set(text())))
         network.config = replace(network.config, norm_output=normed)
-        runner = HeadRunner(fused_head(network, target_of("llama")))
+        runner = runner_of(fused_head(network, target_of("llama")))
         drafter = HeadDrafter(runner, target.watch((0, 1, 2)), Sampling())
         target.feed(torch.tensor(text()[:20]))
         drafts.append(drafter.propose(text()[:21], 3, torch.empty(0)).logits)

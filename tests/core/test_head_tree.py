@@ -15,18 +15,18 @@ from core.costs.rounds import RoundCosts
 from core.decoding import speculative, take_step
 from core.drafting.head import BEAMS, MOST_NODES, AdaptiveDepth, HeadTreeDrafter
 from core.drafting.length import Fixed
-from core.heads.runner import HeadRunner
+from core.heads.runner import runner_of
 from core.records import Round, Run, Token
 from core.sampling import Sampling, Uniforms
 from core.settings import Settings
 
 FLAT = RoundCosts(lambda n: 1.0 + 1e-6 * n, lambda n: 0.01)
 STEEP = RoundCosts(lambda n: float(n), lambda n: 0.01)
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def tree_drafter(target, network, kind, sampling, costs=FLAT):
-    runner = HeadRunner(fused_head(network, target_of(kind)), capacity=8)
+    runner = runner_of(fused_head(network, target_of(kind)), capacity=8)
     return HeadTreeDrafter(runner, target.watch(network.config.aux_layers), sampling, costs)
 
 

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from core.runners.architecture import FAMILIES, FusedNetwork
+from core.runners.architecture import FAMILIES, NativeNetwork
 from core.runners.dynamic import DynamicRunner
-from core.runners.fused import FusedRunner
 from core.runners.graph import GraphRunner
+from core.runners.native import NativeRunner
 
 WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY = 32, 4, 2, 2, 64
 PADDED, CONTEXT = 384, 256
@@ -98,17 +98,17 @@ def draft_of(kind: str) -> nn.Module:
 
 
 @cache
-def fused_of(network: nn.Module) -> FusedNetwork:
-    return FusedNetwork(network)
+def fused_of(network: nn.Module) -> NativeNetwork:
+    return NativeNetwork(network)
 
 
-AnyRunner = DynamicRunner | FusedRunner | GraphRunner
+AnyRunner = DynamicRunner | NativeRunner | GraphRunner
 
 
 def runner_for(kind: str, network: nn.Module) -> AnyRunner:
     """A new runner with an empty cache, small enough that it has to grow."""
     if kind.endswith("fused"):
-        return FusedRunner(fused_of(network), VOCABULARY, capacity=16)
+        return NativeRunner(fused_of(network), VOCABULARY, capacity=16)
     if kind.endswith("graph"):
         return GraphRunner(network, VOCABULARY, capacity=16)
     return DynamicRunner(network, VOCABULARY)

@@ -44,11 +44,8 @@ def weights() -> Path:
 
 @pytest.fixture(scope="session")
 def model(weights: Path) -> Model:
-    """In float32, where greedy identity is exact but for ties; laid out as 16 bits are, in which a pass over 4 to 14
-    tokens takes half as long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("core.runners.products.has_blocks", lambda dtype: torch.backends.mkldnn.is_available())
-        return load_unmeasured(SMOLLM2_NAME, "fp32")
+    """In float32, where greedy identity with transformers is exact but for ties."""
+    return load_unmeasured(SMOLLM2_NAME, "fp32")
 
 
 @pytest.fixture(scope="session")

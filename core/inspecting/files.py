@@ -43,7 +43,15 @@ from core.loading.memory import (
     workspace_bytes,
 )
 from core.loading.pair import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
-from core.loading.precision import POCKET, Format, choose_format, packed_for_cpu, quantisation_of, refuse_int4
+from core.loading.precision import (
+    POCKET,
+    Format,
+    choose_format,
+    packed_for_cpu,
+    quantisation_of,
+    refuse_int4,
+    why_not_int4,
+)
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -337,7 +345,7 @@ def size_up(found: Preview, device: torch.device, precision: str = "auto", here:
     saved = quantisation_of(found.config)
     bundled = found.name.split()[0] == POCKET_NAME
     known = fastest_precision(found.config, device, False, bundled) if precision == "auto" else None
-    format_ = choose_format(precision, device, saved, bundled, known, here)
+    format_ = choose_format(precision, device, saved, bundled, known, here, why_not_int4(found.config) is None)
     if format_.precision == "int4":
         refuse_int4(found.config, found.name)
     try:

@@ -48,6 +48,7 @@ from core.loading.precision import (
     quantisation_of,
     refuse_int4,
     tensor_bytes,
+    why_not_int4,
 )
 from core.progress import Progress, Stop, in_bytes, never, silent
 from core.settings import POCKET_NAME, SMOLLM2_NAME, SPECS, Settings
@@ -201,7 +202,9 @@ def read_source(
         refuse_unsupported(config, label)
         bundled = name == POCKET_NAME
         measured = fastest_precision(config, device, True, bundled) if precision == "auto" else None
-        format_ = choose_format(precision, device, quantisation_of(config), bundled, measured)
+        format_ = choose_format(
+            precision, device, quantisation_of(config), bundled, measured, packs=why_not_int4(config) is None
+        )
         if format_.precision == "int4":
             refuse_int4(config, label)
         needed = _bytes_in_memory(folder, config, device, format_)

@@ -84,8 +84,6 @@ class Model:
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
     origin: str | None = None
     folder: Path | None = None
-    exact_rows: bool = field(default=False, init=False)
-    """Whether its passes compute each token alike to the last bit, however many they are over."""
     _idle: list[AnyRunner] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
     _fused: NativeNetwork | StaticNetwork | None = field(default=None, repr=False)
@@ -213,6 +211,11 @@ class Model:
 
                 self.threads = fastest_threads(one_pass)
         return self.threads
+
+    @property
+    def exact_rows(self) -> bool:
+        """Whether its passes compute each token alike to the last bit, however many they are over."""
+        return isinstance(self._fused, NativeNetwork)
 
     @property
     def pads(self) -> bool:

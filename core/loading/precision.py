@@ -71,9 +71,10 @@ def choose_format(
     bundled: bool = False,
     measured: Measured | None = None,
     here: bool = True,
+    packs: bool = False,
 ) -> Format:
     """The format for a model whose config has the quantisation `saved`; `measured` is what its shapes are fastest in;
-    where the device is not `here`, its kernels are believed.
+    where the device is not `here`, its kernels are believed; `packs`: its build allows int4.
     Raises UserError where nothing can be done."""
     SPECS["precision"].read(asked)
     kind = saved_format(saved)
@@ -82,7 +83,7 @@ def choose_format(
     if asked == "auto" and measured:
         found = measured.precision
         return Format(found, DTYPES.get(found, compute_dtype(device)), found == "nf4" == kind, why=measured.why)
-    wanted = _automatic(device, kind, bundled) if asked == "auto" else asked
+    wanted = _automatic(device, kind, bundled, packs) if asked == "auto" else asked
     notes: list[str] = []
     if wanted == "int4" and here and (obstacle := int4_obstacle(device)):
         raise UserError(f"Precision int4 cannot be had on this device: {obstacle}; choose nf4 or bf16.")
@@ -95,24 +96,28 @@ def choose_format(
     if wanted == "bf16" and sixteen_bits(device) == "fp16":
         wanted = "fp16"
         notes.append("This device has no bf16, so the weights are in fp16.")
-    if wanted == "nf4" and device.type == "cpu" and not fast_nf4_on_cpu():
+    if wanted == "nf4" and device.type == "cpu" and int4_obstacle(device) and not fast_nf4_on_cpu():
         notes.append(
-            "This CPU has no AVX512-BF16, so NF4 weights are unpacked anew in every pass, which is slow; bf16 is "
-            "faster here."
+            "There is no native pass here and this CPU has no AVX512-BF16, so NF4 weights are unpacked anew in every "
+            "pass, which is slow; bf16 is faster here."
         )
     return Format(wanted, DTYPES.get(wanted, compute_dtype(device)), wanted == "nf4" == kind, notes)
 
 
 def refuse_int4(config: Any, name: str) -> None:
-    """Raise UserError where the fused forward, which alone knows int4, cannot run a model or its weights' shapes."""
-    reason = why_not_family(config)
-    if reason is None:
-        shapes = product_shapes(config)
-        products = [(sum(shapes[name][0] for name in names), shapes[names[0]][1]) for names in PRODUCTS]
-        odd = [f"{rows} x {columns}" for rows, columns in products if not group_for(rows, columns)]
-        reason = f"its kernel cannot take a weight of {odd[0]}" if odd else None
-    if reason:
+    """Raise UserError where a model cannot be had in int4."""
+    if reason := why_not_int4(config):
         raise UserError(f"{name} cannot be had in int4: {reason}; choose nf4 or bf16.")
+
+
+def why_not_int4(config: Any) -> str | None:
+    """Why the fused forward, which alone knows int4, cannot run a model or its weights' shapes; None where it can."""
+    if reason := why_not_family(config):
+        return reason
+    shapes = product_shapes(config)
+    products = [(sum(shapes[name][0] for name in names), shapes[names[0]][1]) for names in PRODUCTS]
+    odd = [f"{rows} x {columns}" for rows, columns in products if not group_for(rows, columns)]
+    return f"its kernel cannot take a weight of {odd[0]}" if odd else None
 
 
 PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
@@ -206,16 +211,15 @@ def pocket_facts() -> dict[str, Any]:
     return json.loads((POCKET / "pocket.json").read_text(encoding="utf-8"))
 
 
-def _automatic(device: torch.device, saved: str | None, bundled: bool) -> str:
-    """Without a measurement NF4 on CUDA and where it was saved so; on a CPU what the bundled pair's benchmark found for
-    it, bf16 for others.
-    A device that cannot have NF4 was not asked for it here, so nobody is told."""
+def _automatic(device: torch.device, saved: str | None, bundled: bool, packs: bool) -> str:
+    """Without a measurement NF4 on CUDA and where it was saved so; on a CPU four bits where the native pass has them,
+    elsewhere 16. A device that cannot have NF4 was not asked for it here, so nobody is told."""
     if device.type == "cuda":
         return "nf4"
-    if device.type == "cpu" and bundled:
-        wanted = pocket_facts()["default_precision"]["cpu"]
-        return wanted if wanted != "nf4" or (fast_nf4_on_cpu() and not nf4_obstacle(device)) else "bf16"
-    return "nf4" if saved == "nf4" and not bundled and not nf4_obstacle(device) else sixteen_bits(device)
+    native = device.type == "cpu" and not int4_obstacle(device)
+    if saved == "nf4" and not nf4_obstacle(device) and (native or not bundled or packed_for_cpu(device)):
+        return "nf4"
+    return "int4" if native and packs else sixteen_bits(device)
 
 
 def _as_saved(kind: str | None, asked: str, device: torch.device) -> Format:

@@ -24,7 +24,6 @@ class NativeRunner:
     """One key/value cache over a NativeNetwork; implements `core.runners.Runner`."""
 
     kind = "native"
-    exact_rows = True
 
     def __init__(self, network: NativeNetwork, vocab_size: int, capacity: int = 512) -> None:
         self._net = network
@@ -173,7 +172,6 @@ class NativeView:
     """Early exit over a NativeRunner: drafts with the first layers, and the full pass resumes from where they end."""
 
     kind = "early exit"
-    exact_rows = True
 
     def __init__(self, full: NativeRunner, layers: int) -> None:
         self._full = full

@@ -213,7 +213,8 @@ class Workspace:
         """The pass to be filled in, with room for so many rows."""
         if rows > self._rows or threads > self._threads or (self._rows > self.FEW >= rows):
             self._rows, self._threads = max(rows, 16), max(threads, self._threads)
-            self.buffers = [torch.zeros(self._rows, width) for width in self._widths]
+            with torch.inference_mode(False):  # transformers' own forward writes into them too
+                self.buffers = [torch.zeros(self._rows, width) for width in self._widths]
             a_row = 4 * self._widest + 2 * GROUP
             sizes = [self._rows * a_row] * 2 + [ALONE * a_row] * (2 * self._threads)
             self._activations = [torch.empty(size // 4, dtype=torch.int32) for size in sizes]

@@ -113,7 +113,7 @@ def test_bare_passes_are_the_passes_alone(pair, monkeypatch):
 
         return slow
 
-    monkeypatch.setattr(NativeRunner, "through", taking(2.0, NativeRunner.through))
+    monkeypatch.setattr(NativeRunner, "_pass", taking(2.0, NativeRunner._pass))
     monkeypatch.setattr("core.decoding.judge", taking(3.0, decoding.judge))
     run, share = run_timed(pair, PROMPTS[0], replace(SETTINGS, method="plain"))
     assert len(run.rounds) > 1 and share == pytest.approx(2 / 5)
@@ -211,13 +211,17 @@ def test_peers_write_the_same_text(pair, monkeypatch):
     from core.lanes import open_lane
 
     written = {}
-    generate = pair.target.network.generate
+    network = network_for(pair.target)
+    generate = network.generate
     padding = list(range(pair.target.vocab_size, pair.target.config.vocab_size))  # ours never writes these
 
     def watched(ids, **options):
         return written.setdefault("ids", generate(ids, **options, suppress_tokens=padding))
 
-    monkeypatch.setattr(pair.target.network, "generate", watched)
+    monkeypatch.setattr(network, "generate", watched)
+    monkeypatch.setattr(
+        "core.measuring.peers.network_for", lambda model: network if model is pair.target else network_for(model)
+    )
     assert transformers_peers(pair)["transformers assisted"](PROMPTS[0], SETTINGS) > 0
     with open_lane(pair, PROMPTS[0], SETTINGS) as lane:
         for _ in lane:

@@ -100,13 +100,14 @@ def test_lossless_against_the_quantised_target(saved, shape):
     name = str(saved(shape))
     pair = load_pair(Settings(target=name, draft=str(saved("llama")), precision="nf4", draft_precision="fp32"))
     assert (pair.target.precision, pair.draft.precision) == ("nf4", "fp32")
-    assert pair.target.weight_bytes() < load_model(name, CPU, "bf16").weight_bytes()
+    fewer = pair.target.weight_bytes() < load_model(name, CPU, "bf16").weight_bytes()
+    assert fewer == (shape != "odd")  # the native pass has rows of no whole blocks in 16 bits
     plain = written(pair, "plain")
     speculative = written(pair, "draft", draft_length=3)
     assert speculative.token_ids == plain.token_ids
     assert_generated(pair.target, plain.token_ids)
-    if pair.target.runner_kind == "fused":  # on CUDA, where its passes are captured, over the same matrices
-        assert isinstance(fused_for(pair.target.network), StaticNetwork)
+    if pair.target.runner_kind == "native":  # on CUDA, where its passes are captured
+        assert isinstance(fused_for(pair.target.load_again()), StaticNetwork)
     assert {t.outcome for r in speculative.rounds for t in r.drafted} & {"accepted", "rejected"}
 
 
@@ -221,6 +222,7 @@ def test_a_target_over_two_cards_runs_without_graphs(saved, monkeypatch):
     here = torch.nn.Parameter(torch.empty(1))
     two = SimpleNamespace(parameters=lambda: iter([here, torch.nn.Parameter(torch.empty(1, device="meta"))]))
     monkeypatch.setattr("core.loading.model.why_not_device", lambda network: why_not_device(two))
+    monkeypatch.setattr("core.loading.model.why_not", lambda network: "its weights are to stay as they are")
     model = Model("m", spread, None, "fp32", frozenset(), 64, config.vocab_size)
     model._capture_passes()
     assert model.runner_kind == "dynamic (the model is spread over 2 devices)"

@@ -116,7 +116,6 @@ class Stages:
             self.output,
             {
                 "exit_layer": self.recipe.exit_layer,
-                "default_precision": {"cpu": precision},
                 "trained_tokens": results["facts"]["trained_tokens"],
                 "seed": self.recipe.seed,
                 "measured": {

@@ -65,10 +65,26 @@ def target(tokenizer):
 @pytest.fixture
 def short(monkeypatch):
     """Answers of a few tokens: the loop is what is tested."""
-    monkeypatch.setattr("core.training.dialogues.ANSWER_TOKENS", 24)
-    monkeypatch.setattr("core.training.dialogues.OPENING_TOKENS", 6)
-    monkeypatch.setattr(loop, "ROWS", 256)
-    monkeypatch.setattr(loop, "ROWS_AT_ONCE", 128)
+    shorten(monkeypatch)
+
+
+def shorten(patch):
+    patch.setattr("core.training.dialogues.ANSWER_TOKENS", 24)
+    patch.setattr("core.training.dialogues.OPENING_TOKENS", 6)
+    patch.setattr(loop, "ROWS", 256)
+    patch.setattr(loop, "ROWS_AT_ONCE", 128)
+
+
+@pytest.fixture(scope="module")
+def trained(target, tmp_path_factory):
+    """A training that is done, where its head was exported to, and how it stood from look to look."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        trainer = Trainer(target, folder, Plan(tokens=60_000))
+        standings = run_to_end(trainer, ticking())
+        export(trainer, folder)
+    return trainer, folder, standings
 
 
 def pool_of(target, folder, dialogues):
@@ -173,8 +189,9 @@ def ticking():
     return lambda: float(next(ticks))
 
 
-def test_a_trained_head_agrees_more_than_an_untrained_one(target, tmp_path, short):
-    standings = run_to_end(Trainer(target, tmp_path, Plan(tokens=60_000)), ticking())
+@pytest.mark.xdist_group("trained head")
+def test_a_trained_head_agrees_more_than_an_untrained_one(trained):
+    *_, standings = trained
     learning = [s for s in standings if s.loss is not None]
     first, last = next(s for s in learning if s.agreement), standings[-1]
     assert last.doing == "done" and last.visits >= 60_000
@@ -235,12 +252,11 @@ def test_texts_of_a_file_come_first(target, tmp_path, short):
     assert again._pool.texts == trainer._pool.texts
 
 
-def test_a_trained_head_is_gone_on_from(target, tmp_path, short):
+@pytest.mark.xdist_group("trained head")
+def test_a_trained_head_is_gone_on_from(target, tmp_path, short, trained):
     """It drafts as well as before from its first step on, its vocabulary and layers its own."""
-    old = Trainer(target, tmp_path / "old", Plan(tokens=60_000))
-    run_to_end(old)
-    export(old, tmp_path / "old")
-    new = Trainer(target, tmp_path / "new", Plan(tokens=6_000, head=tmp_path / "old"))
+    old, folder, _ = trained
+    new = Trainer(target, tmp_path / "new", Plan(tokens=6_000, head=folder))
     standings = run_to_end(new)
     assert torch.equal(new.head.d2t, old.head.d2t)
     first = next(s for s in standings if s.agreement)

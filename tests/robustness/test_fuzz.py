@@ -37,7 +37,7 @@ from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.settings import Settings
 
-CASES = int(os.environ.get("FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("FUZZ_CASES", "1000"))
 fuzzed = settings(
     max_examples=CASES,
     deadline=None,

@@ -26,7 +26,7 @@ from app.tokens.markup import json_text
 from app.train.events import short, training_events
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
-from core.drafting.methods import HEAD
+from core.drafting.methods import BLOCK, HEAD
 from core.errors import UserError
 from core.loading.pair import label_of
 from core.progress import Progress, duration
@@ -40,6 +40,7 @@ OFF = (
 ENGINES = ("vLLM", "SGLang")
 """Those that draft with such a head."""
 NEW, BUNDLED = "a new head", "the bundled head"
+KINDS = {"eagle3": "EAGLE-3", "dspark": "DSpark", "dflash": "DFlash"}
 MINUTES, TOKENS = "minutes", "thousand tokens"
 STARTING_AMOUNT = 3
 MOST_PROMPTS = 1_000_000
@@ -63,16 +64,16 @@ class Train:
         """What each head trained since the page was started would best draft at a time."""
 
     def start(
-        self, amount: Any, unit: str, prompts: str, begin: str, request: gr.Request, *values: Any
+        self, amount: Any, unit: str, prompts: str, kind: str, begin: str, request: gr.Request, *values: Any
     ) -> Iterator[str]:
         """Train a new head, or the bundled one on; `values` are the sidebar's."""
-        yield from self._run((amount, unit, prompts, begin), values, request, resume=False)
+        yield from self._run((amount, unit, prompts, kind, begin), values, request, resume=False)
 
     def resume(
-        self, amount: Any, unit: str, prompts: str, begin: str, request: gr.Request, *values: Any
+        self, amount: Any, unit: str, prompts: str, kind: str, begin: str, request: gr.Request, *values: Any
     ) -> Iterator[str]:
         """Go on with the head that was last trained for this target."""
-        yield from self._run((amount, unit, prompts, NEW), values, request, resume=True)
+        yield from self._run((amount, unit, prompts, kind, NEW), values, request, resume=True)
 
     def _run(
         self, choices: tuple[Any, ...], values: tuple[Any, ...], request: gr.Request, resume: bool
@@ -98,10 +99,11 @@ class Train:
 
         yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 
-    def _plan(self, settings: Settings, amount: Any, unit: str, prompts: str, begin: str) -> dict[str, Any]:
-        """As `core.training.loop.Plan` takes it."""
-        bundled = self.engine.bundled_head(settings) if begin == BUNDLED else None
-        return {**plan_from(amount, unit, prompts), "head": bundled}
+    def _plan(self, settings: Settings, amount: Any, unit: str, prompts: str, kind: str, begin: str) -> dict[str, Any]:
+        """As `core.training.loop.Plan` takes it; the bundled head is of the first kind."""
+        begins = begin == BUNDLED and kind == next(iter(KINDS))
+        bundled = self.engine.bundled_head(settings) if begins else None
+        return {**plan_from(amount, unit, prompts), "kind": kind, "head": bundled}
 
     def _settings(self, values: tuple[Any, ...]) -> Settings:
         return settings_from(self.engine.settings, **dict(zip(CONTROLS, values)))
@@ -110,19 +112,19 @@ class Train:
         """Stop this visitor's training; what was learnt is saved."""
         self.stops.stop(request)
 
-    def glance(self, amount: Any, unit: str, prompts: str, begin: str, *values: Any) -> list[Any]:
+    def glance(self, amount: Any, unit: str, prompts: str, kind: str, begin: str, *values: Any) -> list[Any]:
         """What Start and Resume would do, whether there is a bundled head to begin with, and the head that is there
         already: the words, the beginning, Resume, the part below."""
-        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (1 + len(ENGINES))]
+        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (2 + len(ENGINES))]
         try:
             settings = self._settings(values)
             bundled = self.engine.bundled_head(settings)
-            plan = self._plan(settings, amount, unit, prompts, begin)
+            plan = self._plan(settings, amount, unit, prompts, kind, begin)
             kept, folder = self.engine.kept_head(settings)
         except Exception as error:
             return [status_line("error", sentence(error)), gr.skip(), *nothing]
         words = [forecast(settings.target or POCKET_NAME, plan, folder, bundled is not None)]
-        beginning = gr.update(visible=bundled is not None)
+        beginning = gr.update(visible=bundled is not None and kind == next(iter(KINDS)))
         if kept is None:
             return [status_line("idle", *words), beginning, *nothing]
         words.append(resumption(kept.standing, kept.folder))
@@ -130,7 +132,8 @@ class Train:
         if not kept.exported:
             return [status_line("idle", *words), beginning, can, *nothing[1:]]
         made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
-        shown = [kept_html(kept.folder), *(made[engine] for engine in ENGINES)]
+        served = gr.update(visible=method_of_folder(kept.folder) == "head")
+        shown = [kept_html(kept.folder), served, *(made[engine] for engine in ENGINES)]
         return [status_line("idle", *words), beginning, can, gr.update(visible=True), *shown]
 
     def _deployment(self, settings: Settings, folder: Path) -> Deployment:
@@ -142,9 +145,11 @@ class Train:
     def race_method(self, *values: Any) -> dict[str, Any]:
         """The method of a trained head, in the sidebar. It comes before the head itself: what follows the pair is sent
         with the method that is chosen, which must be one of those the new pair has."""
-        self._newest(values)
-        reasons = reasons_of({"draft": {"model_type": HEAD}, "likeness": None, "target": {"layers": 2}})
-        return {**follow_pair(reasons, "head", 2, False)["method"], "value": "head"}
+        _, kept = self._newest(values)
+        method = method_of_folder(kept.folder)
+        kind = HEAD if method == "head" else BLOCK
+        reasons = reasons_of({"draft": {"model_type": kind}, "likeness": None, "target": {"layers": 2}})
+        return {**follow_pair(reasons, method, 2, False)["method"], "value": method}
 
     def race(self, *values: Any) -> list[Any]:
         """The newest head as the pair's draft, with as many tokens at a time as the promise is for, in the sidebar; and
@@ -177,9 +182,9 @@ class Train:
             with gr.Row(elem_id="train-kept-row"):
                 kept = html_block(elem_id="train-kept-words")
                 race = gr.Button("Race it", variant="primary", elem_id="train-race", scale=0, min_width=110)
-            with gr.Accordion("Take it to production", open=False, elem_id="train-production"):
+            with gr.Accordion("Take it to production", open=False, elem_id="train-production") as production:
                 commands = [_engine(name) for name in ENGINES]
-        known = [words, plan[-1], resume, column, kept, *commands]
+        known = [words, plan[-1], resume, column, kept, production, *commands]
         for button, work in ((start, self.start), (resume, self.resume)):
             ended = button.click(
                 work,
@@ -229,6 +234,15 @@ class Train:
                 placeholder="Leave it empty: the target writes prompts for itself.",
                 scale=1,
             )
+            kind = gr.Radio(
+                [(name, kind) for kind, name in KINDS.items()],
+                value=next(iter(KINDS)),
+                label="Kind of head",
+                info="EAGLE-3 drafts token by token; DSpark and DFlash a block in one pass.",
+                elem_id="train-kind",
+                scale=0,
+                min_width=240,
+            )
             begin = gr.Radio(
                 [NEW, BUNDLED],
                 value=NEW,
@@ -245,7 +259,7 @@ class Train:
                     resume = gr.Button("Resume", elem_id="train-resume", interactive=False, min_width=64)
                     stop = gr.Button("Stop", elem_id="train-stop", min_width=64)
                 upload = gr.UploadButton("Prompts from a file…", size="sm", elem_id="train-upload")
-        return [amount, unit, prompts, begin], upload, start, resume, stop
+        return [amount, unit, prompts, kind, begin], upload, start, resume, stop
 
 
 def forecast(target: str, plan: Mapping[str, Any], folder: Path, bundled: bool) -> str:
@@ -254,9 +268,18 @@ def forecast(target: str, plan: Mapping[str, Any], folder: Path, bundled: bool) 
     name = label_of(target, "target")
     texts = "the texts that come with the app, then its own" if bundled else "texts of its own"
     does = f"answers your {len(own)} prompts" if own else f"reads {texts}" if bundled else f"writes {texts}"
-    which = "the bundled head goes on learning" if plan.get("head") else "a head of one layer learns"
+    a_new = f"{'an' if plan['kind'] == 'eagle3' else 'a'} {KINDS[plan['kind']]} head of one layer learns"
+    which = "the bundled head goes on learning" if plan.get("head") else a_new
     long = duration(plan["seconds"]) if plan.get("seconds") else f"{plan['tokens']:,} tokens"
     return f"Start: {name} {does}, and {which} from them to guess its next tokens, for {long}. Kept in {short(folder)}."
+
+
+def method_of_folder(folder: Path) -> str:
+    """The method that drafts with a trained head: one by one, or whole blocks."""
+    from core.heads.checkpoint import read_config
+
+    names = " ".join(read_config(folder).get("architectures") or ())
+    return "block" if "DSpark" in names or "DFlash" in names else "head"
 
 
 def resumption(standing: Mapping[str, Any], folder: Path) -> str:

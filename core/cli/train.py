@@ -16,13 +16,14 @@ from core.progress import SECONDS_BETWEEN_LINES, Stop, console
 
 
 def add(commands: Commands) -> None:
-    train = commands.add_parser("train-head", help="train an EAGLE-3 head on what the target itself writes")
+    train = commands.add_parser("train-head", help="train a draft head on what the target itself writes")
     add_settings(train, "target", "device")
     train.add_argument("--out", metavar="DIR", required=True, help="the head's folder; holds the training, too")
     limit = train.add_mutually_exclusive_group()
     limit.add_argument("--hours", type=float, metavar="H", help="without a limit it trains until it is interrupted")
     limit.add_argument("--tokens", type=int, metavar="N", help="answer tokens to learn from, each time counted")
     train.add_argument("--prompts", metavar="FILE", help="answer these; a prompts.toml, or a text file with one a line")
+    train.add_argument("--kind", choices=("eagle3", "dspark", "dflash"), default="eagle3", help="eagle3 if not named")
     train.add_argument("--dialogues", metavar="FILE", help="learn from these texts of the target first (JSON lines)")
     train.add_argument("--from", dest="head", metavar="HEAD", help="go on from the trained head in this folder")
     train.add_argument("--resume", action="store_true", help="go on with the training in --out")
@@ -50,7 +51,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     device = resolve_device(settings.device)
     target = load_model(choose_target(settings.target), device, "bf16", progress=console())
     dialogues, head = (Path(given) if given else None for given in (arguments.dialogues, arguments.head))
-    plan = Plan(tokens, seconds, prompts, dialogues=dialogues, head=head)
+    plan = Plan(tokens, seconds, prompts, dialogues=dialogues, head=head, kind=arguments.kind)
     trainer = Trainer(target, out, plan, arguments.resume)
     with interruptible() as stop:
         told: Any = None

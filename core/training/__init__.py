@@ -16,10 +16,19 @@ from torch import Tensor, nn
 from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork
 from core.heads.checkpoint import usual_layers
+from core.heads.dflash import DFlashConfig, DFlashNetwork
 from core.loading.head import bundled_head
 from core.loading.model import Model
+from core.loading.pair import special_ids
 
+AnyConfig = HeadConfig | DFlashConfig
 DRAFT_VOCAB = 8192
+KINDS = ("eagle3", "dspark", "dflash")
+"""Of heads that can be trained; the first is the usual one."""
+DRAFTED = 5
+"""Tokens that a block drafter drafts in a pass: it is run at the width that it was trained at."""
+RANK = 64
+"""Of DSpark's bias by the token before."""
 DIALOGUES = "dialogues.jsonl.gz"
 """Beside a bundled head: some of the texts of its target that it was trained on, and some held out of that."""
 
@@ -38,27 +47,54 @@ def aux_layers(blocks: int) -> tuple[int, ...]:
     return tuple(sorted({0, blocks // 2, max(blocks - 1, 0)}))
 
 
-def config_for(target: Model) -> HeadConfig:
-    """One block as wide as the target's own. Raises UserError for a target of another family than Llama's."""
+def config_for(target: Model, kind: str = KINDS[0]) -> AnyConfig:
+    """One layer as wide as the target's own. Raises UserError for a target of another family than Llama's, and for a
+    kind that is unknown."""
+    if kind not in KINDS:
+        raise UserError(f"There are no heads of the kind {kind}; choose {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     config, network = target.config, target.network
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
     if not hasattr(network.base_model, "layers") or not all(isinstance(getattr(config, n, None), int) for n in needed):
         raise UserError(f"{target.name} is no model of Llama's or Qwen's kind; heads are trained for those.")
     heads = config.num_attention_heads
-    return HeadConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=min(DRAFT_VOCAB, target.vocab_size),
-        target_hidden_size=config.hidden_size,
-        aux_layers=aux_layers(config.num_hidden_layers),
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-5),
-        rope={"rope_type": "default", "rope_theta": rope_theta(config)},
-        max_positions=config.max_position_embeddings,
-    )
+    shape: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": min(DRAFT_VOCAB, target.vocab_size),
+        "target_hidden_size": config.hidden_size,
+        "aux_layers": aux_layers(config.num_hidden_layers),
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-5),
+        "rope": {"rope_type": "default", "rope_theta": rope_theta(config)},
+        "max_positions": config.max_position_embeddings,
+    }
+    if kind == "eagle3":
+        return HeadConfig(**shape)
+    shape |= {"mask_id": mask_id(target), "own_head": True}
+    if kind == "dflash":
+        return DFlashConfig(**shape, block_size=DRAFTED + 1)
+    bias = {"markov_rank": RANK, "confidence": True, "confidence_with_markov": True}
+    return DFlashConfig(**shape, block_size=DRAFTED, sample_from_anchor=True, **bias)
+
+
+def kind_of(config: AnyConfig) -> str:
+    if isinstance(config, HeadConfig):
+        return KINDS[0]
+    return "dspark" if config.sample_from_anchor else "dflash"
+
+
+def mask_id(target: Model) -> int:
+    """The token that stands for those not known yet: the tokenizer's own mask, else the last special one that neither
+    begins nor ends a text, else the last of all."""
+    tokenizer = target.tokenizer
+    if tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)
+    taken = {*target.stop_ids, tokenizer.bos_token_id, tokenizer.eos_token_id}
+    spare = [token for token in special_ids(tokenizer) if token not in taken and token < target.vocab_size]
+    return max(spare, default=target.vocab_size - 1)
 
 
 def rope_theta(config: Any) -> float:
@@ -75,14 +111,17 @@ def frequent_ids(answers: Sequence[Sequence[int]], vocab_size: int, count: int) 
 
 
 @torch.no_grad()
-def new_head(target: Model, config: HeadConfig, draft_ids: Tensor, seed: int) -> HeadNetwork:
-    """A head in float32 that starts as the target's last block: the last feature passed through, the embedding's half
-    of the attention small and random, logits from the target's own table."""
+def new_head(
+    target: Model, config: HeadConfig | DFlashConfig, draft_ids: Tensor, seed: int
+) -> HeadNetwork | DFlashNetwork:
+    """A head in float32 that starts as the target's last layers: the last feature passed through, logits from the
+    target's own table, the embedding's half of EAGLE-3's attention small and random."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = HeadNetwork(config).float()
-        for projection in (getattr(head.midlayer.self_attn, name) for name in ("q_proj", "k_proj", "v_proj")):
-            projection.weight.normal_(0, 0.02)
+        head = HeadNetwork(config).float() if isinstance(config, HeadConfig) else DFlashNetwork(config).float()
+        if isinstance(head, HeadNetwork):
+            for projection in (getattr(head.midlayer.self_attn, name) for name in ("q_proj", "k_proj", "v_proj")):
+                projection.weight.normal_(0, 0.02)
     head.set_draft_ids(draft_ids)
     network: Any = target.network
     hidden = config.hidden_size
@@ -90,15 +129,22 @@ def new_head(target: Model, config: HeadConfig, draft_ids: Tensor, seed: int) ->
     head.fc.weight.zero_()
     head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
     head.lm_head.weight.copy_(weight_of(network.get_output_embeddings(), like)[draft_ids.to(target.device)])
-    block = network.base_model.layers[-1]
-    theirs, ours = block.self_attn, head.midlayer.self_attn
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        weight = getattr(ours, name).weight
-        copied(weight if name == "o_proj" else weight[:, hidden:], getattr(theirs, name, None), like)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        copied(getattr(head.midlayer.mlp, name).weight, getattr(block.mlp, name, None), like)
-    copied(head.midlayer.hidden_norm.weight, getattr(block, "input_layernorm", None), like)
-    copied(head.midlayer.post_attention_layernorm.weight, getattr(block, "post_attention_layernorm", None), like)
+    layers: list[Any] = [head.midlayer] if isinstance(head, HeadNetwork) else list(head.layers)
+    for layer, block in zip(layers, network.base_model.layers[-len(layers) :]):
+        theirs, ours = block.self_attn, layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            weight = getattr(ours, name).weight
+            copied(weight if name == "o_proj" else weight[:, -hidden:], getattr(theirs, name, None), like)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            copied(getattr(layer.mlp, name).weight, getattr(block.mlp, name, None), like)
+        norm = layer.hidden_norm if isinstance(head, HeadNetwork) else layer.input_layernorm
+        copied(norm.weight, getattr(block, "input_layernorm", None), like)
+        copied(layer.post_attention_layernorm.weight, getattr(block, "post_attention_layernorm", None), like)
+    if isinstance(head, DFlashNetwork):
+        # What is injected takes the place of the layers' normed inputs.
+        copied(head.hidden_norm.weight, getattr(network.base_model.layers[-1], "input_layernorm", None), like)
+        if head.markov_head is not None:
+            head.markov_head.markov_w2.weight.zero_()
     copied(head.norm.weight, getattr(network.base_model, "norm", None), like)
     return head.to(target.device)
 

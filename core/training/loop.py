@@ -22,28 +22,29 @@ from torch import Tensor
 
 from core.costs.rounds import acceptance_rate
 from core.errors import Cancelled, UserError
-from core.heads import HeadNetwork
 from core.heads.checkpoint import describe_head, load_weights
 from core.loading.head import check_target
 from core.loading.model import Model
 from core.progress import Stop, never
-from core.training import bundled_dialogues, config_for, frequent_ids, new_head
+from core.training import KINDS, bundled_dialogues, config_for, frequent_ids, kind_of, new_head
 from core.training.dialogues import Dialogue, block_seconds, block_size, read_dialogues, write_block
 from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
+from core.training.learning import Learner, Network, agreements, steps_ahead
 from core.training.pool import ROWS_A_PASS, ROWS_A_PASS_ON_CUDA, Entry, Pool, grouped
-from core.training.unroll import STEPS, Learner, agreements
+from core.training.unroll import STEPS
 
-SHOWN_STEPS = 5
-"""Positions of a draft whose acceptance is told."""
 EPOCHS, EPOCHS_GOING_ON = 4, 2
 """How often texts are seen before others are read: by a head that knows nothing, and by one that was trained before."""
 ROWS, ROWS_AT_ONCE = 1536, 768
 """Of a step; and of the batches in it, after each of which the standing moves."""
-ROWS_GOING_ON = 4608
+ROWS_GOING_ON = 2304
 """Of a step of a head that was trained before: what is left to learn shows above the noise of more rows alone."""
 SORTED_TOGETHER = 256
 """Dialogues that are sorted by length to be batched."""
-WARM_UP = 30
+WARM_UP = 12
+ONE_PASS = 100, 0.4
+"""For how many steps, and for what share of a limited training at most, a new head learns with a single pass: the first
+token of a draft comes first, and cheapest."""
 GOING_ON_RATE = 0.1
 """The share of the full rates for a head that was trained before."""
 FALL = 0.5
@@ -69,7 +70,8 @@ MOST_BYTES = 40 * 10**9
 class Plan:
     """How long to train: `tokens` answer tokens (each time one is seen counts), or `seconds`, or until stopped.
     `prompts`: a person's own, else the target writes them. `dialogues`: a file of texts to learn from first, without
-    prompts the bundled ones where there are any for the target; `head`: the folder of a trained head to go on from."""
+    prompts the bundled ones where there are any for the target; `head`: the folder of a trained head to go on from,
+    else a new one of this `kind`."""
 
     tokens: int | None = None
     seconds: float | None = None
@@ -77,6 +79,7 @@ class Plan:
     seed: int = 0
     dialogues: Path | None = None
     head: Path | None = None
+    kind: str = KINDS[0]
 
 
 @dataclass
@@ -136,7 +139,7 @@ class Trainer:
             raise UserError(f"{folder} holds no training to resume.")
         file = plan.dialogues or (None if plan.prompts else bundled_dialogues(target))
         given = read_dialogues(file, target) if file and not resume else []
-        config_for(target)  # a target of a kind that has no heads
+        config_for(target, plan.kind)  # refuses a target that heads cannot be trained for
         if plan.head and not resume:
             self._trained(plan.head)
         with on_disk(folder):
@@ -144,7 +147,9 @@ class Trainer:
 
     def _open(self, given: list[Dialogue]) -> None:
         self._recall()
-        self.config = self._trained(self.plan.head).config if self.plan.head else config_for(self.target)
+        self.config = (
+            self._trained(self.plan.head).config if self.plan.head else config_for(self.target, self.plan.kind)
+        )
         self._same_target()
         rows = ROWS_A_PASS_ON_CUDA if self.target.device.type == "cuda" else ROWS_A_PASS
         self._pool = Pool(self._folder, self.config.feature_width, self.config.draft_vocab_size, rows)
@@ -179,7 +184,7 @@ class Trainer:
         return standing
 
     @property
-    def head(self) -> HeadNetwork:
+    def head(self) -> Network:
         """The running average of the weights, in float32."""
         if self._learner is None:
             raise UserError("The head has not begun to learn; let it train a little longer.")
@@ -276,15 +281,19 @@ class Trainer:
             raise UserError(f"{self._folder.parent} holds the training of a head for another target.")
 
     def _recall(self) -> None:
-        """A training that goes on answers the prompts it began with, unless it is given others, and began with the head
-        that it began with."""
+        """A training that goes on answers the prompts it began with, unless it is given others; its head is of the
+        kind, and was at first the one, that it began with."""
         self._folder.mkdir(parents=True, exist_ok=True)
         file, plan = self._folder / "plan.json", self.plan
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
             prompts = kept["prompts"] if plan.prompts is None else plan.prompts
-            self.plan = plan = replace(plan, prompts=prompts, head=Path(kept["head"]) if kept["head"] else None)
-        kept = {"prompts": plan.prompts and list(plan.prompts), "head": plan.head and str(plan.head.resolve())}
+            head = Path(kept["head"]) if kept["head"] else None
+            self.plan = plan = replace(plan, prompts=prompts, head=head, kind=kept.get("kind", KINDS[0]))
+        elif plan.head:
+            self.plan = plan = replace(plan, kind=kind_of(self._trained(plan.head).config))
+        begun_with = plan.head and str(plan.head.resolve())
+        kept = {"prompts": plan.prompts and list(plan.prompts), "head": begun_with, "kind": plan.kind}
         file.write_text(json.dumps(kept), encoding="utf-8")
 
     @property
@@ -389,12 +398,16 @@ class Trainer:
             if groups and rows > self._rows_of_step:
                 break
             groups.append(group)
+        steps, share = ONE_PASS
+        alone = not self.plan.head and standing.steps < steps and self.done() < share
+        passes = 1 if alone else STEPS
         total = sum(entry.counted for group in groups for entry in group)
         loss = 0.0
         for group in groups:
-            batch = self._pool.batch(group, STEPS, self.target.device)
+            batch = self._pool.batch(group, steps_ahead(self._learner.head), self.target.device)
             counted = sum(entry.counted for entry in group)
-            loss += self._learner.learn(self._embedding(), batch, counted / total)
+            chance = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + standing.visits)
+            loss += self._learner.learn(self._embedding(), batch, counted / total, passes, chance)
             standing.visits += counted
         warm = min(1.0, (standing.steps + 1) / WARM_UP) * (GOING_ON_RATE if self.plan.head else 1.0)
         self._learner.step(warm * min(1.0, max(0.0, 1 - self.done()) / FALL))
@@ -437,29 +450,26 @@ class Trainer:
         yield True
 
     def _agreement(
-        self, head: HeadNetwork, every: list[Entry], temperature: float, most: int
+        self, head: Network, every: list[Entry], temperature: float, most: int
     ) -> Iterator[tuple[list[float], float]]:
         held = [entry for entry in every if entry.dialogue.temperature == temperature][:most]
         held = sorted(held, key=lambda entry: entry.rows)
         groups = grouped([entry.rows for entry in held], ROWS_AT_ONCE)
-        batches = (self._pool.batch([held[i] for i in g], SHOWN_STEPS, self.target.device) for g in groups)
-        return agreements(head, self._embedding(), batches, SHOWN_STEPS)
+        batches = (self._pool.batch([held[i] for i in g], steps_ahead(head), self.target.device) for g in groups)
+        return agreements(head, self._embedding(), batches)
 
     def _embedding(self) -> Tensor:
         network: Any = self.target.network
         weight = network.get_input_embeddings().weight.detach()
         return weight.float() if weight.dtype == torch.float16 else weight  # gradients would underflow
 
-    def _trained(self, folder: Path) -> HeadNetwork:
+    def _trained(self, folder: Path) -> Network:
         """The head of a folder, in float32. Raises UserError where it is none for this target."""
         found = describe_head(folder, str(folder))
         config = found.config(check_target(found, str(folder), self.target)[0])
-        network = load_weights(folder, str(folder), config, torch.float32, self.target.device)
-        if not isinstance(network, HeadNetwork):
-            raise UserError(f"{folder} drafts whole blocks; training goes on from a head that drafts token by token.")
-        return network
+        return load_weights(folder, str(folder), config, torch.float32, self.target.device)
 
-    def untrained(self) -> HeadNetwork:
+    def untrained(self) -> Network:
         """The head as it was before its first step."""
         if self.plan.head:
             return self._trained(self.plan.head).train().requires_grad_(True)

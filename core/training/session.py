@@ -14,25 +14,21 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+from core import stream
 from core.costs.rounds import RoundCosts, acceptance_rate, expected_tokens_by_position
-from core.decoding import speculative
 from core.drafting.build import round_costs
-from core.drafting.head import HeadDrafter
-from core.drafting.length import Fixed
-from core.heads import HeadNetwork
-from core.heads.block import FusedHead
-from core.heads.runner import runner_of
-from core.lanes import describe_environment
-from core.loading.head import Head, best_precision, fused_head
+from core.heads.runner import HeadCosts
+from core.loading.head import Head, best_precision, running_head
 from core.loading.model import ALL_THREADS, Model, threads
 from core.loading.pair import Pair
 from core.loading.precision import DTYPES
 from core.progress import Stop, never
 from core.records import Run, accepted_by_position
-from core.sampling import Sampling
 from core.settings import Settings
-from core.text import Detokenizer, encode_prompt, read_prompts
+from core.text import encode_prompt, read_prompts
+from core.training import KINDS
 from core.training.export import export
+from core.training.learning import Network
 from core.training.loop import Plan, Standing, Trainer
 
 SHOWN_PROMPTS, SHOWN_TOKENS = 3, 64
@@ -75,7 +71,7 @@ class Session:
             self.trainer = Trainer(target, folder, plan, resume)
         self.trainer.go_on()
         self._pair = pair
-        self._costs: RoundCosts | None = None
+        self._costs: HeadCosts | None = None
 
     @property
     def standing(self) -> Standing:
@@ -113,13 +109,15 @@ class Session:
                     pass
                 drafted += clock() - began
                 if runs is not None:
-                    yield self._sampled(runs, before)
+                    if runs:
+                        yield self._sampled(runs, before)
                     due = clock() if before else clock() + max(SECONDS_BETWEEN_SAMPLES, drafted / DRAFTING)
                     drafting, before, drafted = None, False, 0.0
             if trainer.standing.doing == "done":
                 for is_before in [True, False] if before else [False]:
                     *_, runs = self._answers(trainer.untrained() if is_before else trainer.head)
-                    yield self._sampled(runs or [], is_before)
+                    if runs:
+                        yield self._sampled(runs, is_before)
         if trainer.standing.steps:
             export(trainer, self.folder)
 
@@ -144,50 +142,42 @@ class Session:
 
     def _measured(self) -> RoundCosts:
         """What rounds with such a head cost here; measured once, for no weight changes it."""
-        if self._costs is None:
-            target = self._pair.target
-            fused = self._fused(self.trainer.untrained())
-            with threads(target.threads):
-                drafting = Pair(target, head=Head(self.folder.name, fused, ""))
-                self._costs = round_costs(drafting, Settings(method="head"))
-        return self._costs
+        return round_costs(self._drafting(self.trainer.untrained()), self._settings(SHOWN_TOKENS))
 
-    def _fused(self, network: HeadNetwork) -> FusedHead:
-        """A head as passes read it, in what they are fastest in."""
+    def _drafting(self, network: Network) -> Pair:
+        """The pair that this head would make, in what its passes are fastest in."""
         target, copied = self._pair.target, copy.deepcopy(network).requires_grad_(False)
         precision = best_precision(network.config, target.device)
         for parameter in copied.parameters():
             parameter.data = parameter.data.to(DTYPES[precision])
-        return fused_head(copied, target, precision)
+        head = Head(self.folder.name, running_head(copied, target, precision), precision, costs=self._costs)
+        with threads(target.threads):
+            self._costs = head.measure_costs(target)
+        return Pair(target, head=head)
 
-    def _prompts(self) -> list[tuple[str, list[int]]]:
-        """Prompts and their ids: a person's own, or of the page's samples those that are unlike each other."""
+    def _settings(self, new_tokens: int) -> Settings:
+        method = "head" if self.trainer.plan.kind == KINDS[0] else "block"
+        return Settings(method=method, draft_length=SHOWN_LENGTH, max_new_tokens=new_tokens)
+
+    def _prompts(self) -> list[str]:
+        """A person's own, or of the page's samples those that are unlike each other; of either those that fit."""
         target, own = self._pair.target, self.trainer.plan.prompts
         chat = bool(getattr(target.tokenizer, "chat_template", None))
         texts = list(own or [prompt.text for prompt in read_prompts(chat=chat)])
-        shown = texts[:: max(1, len(texts) // SHOWN_PROMPTS)][:SHOWN_PROMPTS]
-        found = [(text, encode_prompt(target, text, Settings())) for text in shown]
-        return [(text, ids[: target.context_length // 2]) for text, ids in found]
+        fitting = [text for text in texts if len(encode_prompt(target, text, Settings())) <= target.context_length // 2]
+        return fitting[:: max(1, len(fitting) // SHOWN_PROMPTS)][:SHOWN_PROMPTS]
 
-    def _answers(self, network: HeadNetwork) -> Iterator[list[Run] | None]:
+    def _answers(self, network: Network) -> Iterator[list[Run] | None]:
         """Answer the prompts greedily, this head drafting; None after every round, and the runs at the end."""
-        target, runs = self._pair.target, []
-        with threads(target.threads):
-            fused = self._fused(network)
-        for text, ids in self._prompts():
-            room = min(SHOWN_TOKENS, target.context_length - len(ids))
-            settings = Settings(method="head", draft_length=SHOWN_LENGTH, max_new_tokens=room)
-            run = Run(settings, describe_environment(target, None), text, ids)
-            words, sampling = Detokenizer(target.tokenizer, ids), Sampling.of(settings)
-            with target.lease() as runner:
-                drafter = HeadDrafter(runner_of(fused), runner.watch(fused.config.aux_layers), sampling)
-                rounds = speculative(runner, drafter, run, length=Fixed(SHOWN_LENGTH), stop_ids=target.stop_ids)
+        pair, runs = self._drafting(network), []
+        settings = self._settings(min(SHOWN_TOKENS, pair.target.context_length // 2))
+        for text in self._prompts():
+            with stream(pair, text, settings) as lane:
                 while True:
-                    with threads(target.threads):
-                        round_ = next(rounds, None)
+                    with threads(pair.target.threads):
+                        round_ = next(lane, None)
                     if round_ is None:
                         break
-                    run.text += words.write(round_)
                     yield None
-            runs.append(run)
+            runs.append(lane.run)
         yield runs

@@ -105,7 +105,7 @@ def engine(tmp_path: Path) -> FakeEngine:
     return engine
 
 
-START: tuple[Any, ...] = (3, "minutes", "", NEW)
+START: tuple[Any, ...] = (3, "minutes", "", "eagle3", NEW)
 
 
 def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
@@ -116,11 +116,11 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     assert (resume["interactive"], below["visible"]) == (False, False)
     with pytest.raises(gr.Error, match="no trained head"):
         train.race()
-    values = list(train.start(0.01, "minutes", "", NEW, gr.Request()))
+    values = list(train.start(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
     assert '"e":"look"' in values[-1] and '"kind":"finished"' in values[-1]
-    words, _, resume, below, kept, vllm, sglang = train.glance(*START)
+    words, _, resume, below, kept, production, vllm, sglang = train.glance(*START)
     folder = str(engine.heads / "pocket")
-    assert "Resume: goes on" in words and resume["interactive"] and below["visible"]
+    assert "Resume: goes on" in words and resume["interactive"] and below["visible"] and production["visible"]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
     run, _, target, draft, _, length, _ = train.race()
     wanted = {"method": "head", "draft_length": 2, "target": "pocket", "draft": folder, "revision": ""}
@@ -129,7 +129,7 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     method = train.race_method()
     assert (target["value"], draft["value"], method["value"]) == ("pocket", folder, "head")
     assert "head" in [value for _, value in method["choices"]]
-    list(train.resume(0.01, "minutes", "", NEW, gr.Request()))
+    list(train.resume(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
     assert engine.trained == [(engine.heads / "pocket", False), (engine.heads / "pocket", True)]
     assert engine.forgotten == [engine.heads / "pocket"] * 2
 
@@ -137,27 +137,41 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
 def test_the_bundled_head_is_gone_on_from_where_there_is_one(engine: FakeEngine, tmp_path: Path) -> None:
     train = Train(engine, Device())
     engine.bundled = tmp_path / "bundled"
-    words, begin, *_ = train.glance(3, "minutes", "", BUNDLED)
+    words, begin, *_ = train.glance(3, "minutes", "", "eagle3", BUNDLED)
     assert begin["visible"] and "the bundled head goes on learning" in words
-    assert "a head of one layer learns" in train.glance(*START)[0]
-    list(train.start(0.01, "minutes", "", BUNDLED, gr.Request()))
-    list(train.start(0.01, "minutes", "", NEW, gr.Request()))
-    assert [plan["head"] for plan in engine.plans] == [engine.bundled, None]
+    assert "an EAGLE-3 head of one layer learns" in train.glance(*START)[0]
+    list(train.start(0.01, "minutes", "", "eagle3", BUNDLED, gr.Request()))
+    list(train.start(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
+    list(train.start(0.01, "minutes", "", "dspark", BUNDLED, gr.Request()))
+    assert [plan["head"] for plan in engine.plans] == [engine.bundled, None, None], "the bundled one is no DSpark"
+    assert [plan["kind"] for plan in engine.plans] == ["eagle3", "eagle3", "dspark"]
+
+
+def test_a_block_drafter_is_raced_as_one(engine: FakeEngine) -> None:
+    train = Train(engine, Device())
+    words, begin, *_ = train.glance(3, "minutes", "", "dspark", BUNDLED)
+    assert "a DSpark head of one layer learns" in words and not begin["visible"]
+    list(train.start(0.01, "minutes", "", "dspark", NEW, gr.Request()))
+    (engine.heads / "pocket" / "config.json").write_text('{"architectures": ["Qwen3DSparkModel"]}')
+    method = train.race_method()
+    assert method["value"] == "block" and "block" in [value for _, value in method["choices"]]
+    *_, production, _, _ = train.glance(3, "minutes", "", "dspark", NEW)
+    assert not production["visible"], "no engine serves it as it lies there"
 
 
 def test_there_is_nothing_to_resume_at_first(engine: FakeEngine) -> None:
-    (*_, last) = Train(engine, Device()).resume(3, "minutes", "", NEW, gr.Request())
+    (*_, last) = Train(engine, Device()).resume(3, "minutes", "", "eagle3", NEW, gr.Request())
     assert "There is no training" in last
 
 
 def test_strangers_cannot_train(engine: FakeEngine) -> None:
-    (*_, last) = Train(engine, Device(), public=True).start(3, "minutes", "", NEW, gr.Request())
+    (*_, last) = Train(engine, Device(), public=True).start(3, "minutes", "", "eagle3", NEW, gr.Request())
     assert "off on this public page" in last and not engine.trained
 
 
 @pytest.mark.parametrize("amount", [0, -1, None, float("nan"), float("inf"), "3"])
 def test_a_training_of_no_length_is_refused(amount: Any, engine: FakeEngine) -> None:
-    words, _, resume, below, *_ = Train(engine, Device()).glance(amount, "minutes", "", NEW)
+    words, _, resume, below, *_ = Train(engine, Device()).glance(amount, "minutes", "", "eagle3", NEW)
     assert "Train for more than 0" in words and "alert" in words
     assert not resume["interactive"] and not below["visible"]
 

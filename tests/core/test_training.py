@@ -1,6 +1,7 @@
 """Training a head on what its target writes: rows aligned as in drafting, learning that shows, resuming as if nothing
 had been."""
 
+import functools
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from core.progress import never
 from core.records import accepted_by_position
 from core.settings import Settings
 from core.training import aux_layers, config_for, frequent_ids, loop, new_head
+from core.training.blocks import Blocks, draw_anchors
 from core.training.dialogues import (
     FIRST_BLOCK,
     Dialogue,
@@ -39,10 +41,11 @@ from core.training.dialogues import (
 )
 from core.training.export import export
 from core.training.kept import kept_for, new_folder
+from core.training.learning import DraftLoss, agreements, loss_of, steps_ahead
 from core.training.loop import Plan, Trainer
 from core.training.pool import KEPT, Batch, Pool, grouped
 from core.training.session import SHOWN_LENGTH, SHOWN_TOKENS, Session
-from core.training.unroll import CrossEntropy, Unroll, agreements, loss_of, rows_that_count
+from core.training.unroll import Unroll, rows_that_count
 
 CHAT = (
     "{% for m in messages %}<user>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
@@ -77,18 +80,23 @@ def shorten(patch):
 
 @pytest.fixture(scope="module")
 def trained(target, tmp_path_factory):
-    """A training that is done, where its head was exported to, and how it stood from look to look."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        shorten(patch)
-        trainer = Trainer(target, folder, Plan(tokens=60_000))
-        standings = run_to_end(trainer, ticking())
-        export(trainer, folder)
-    return trainer, folder, standings
+    """Of a kind: a training that is done, where its head was exported to, and how it stood from look to look."""
+
+    @functools.cache
+    def of_kind(kind):
+        folder = tmp_path_factory.mktemp("trained")
+        with pytest.MonkeyPatch.context() as patch:
+            shorten(patch)
+            trainer = Trainer(target, folder, Plan(tokens=40_000, kind=kind))
+            standings = run_to_end(trainer, ticking())
+            export(trainer, folder)
+        return trainer, folder, standings
+
+    return of_kind
 
 
-def pool_of(target, folder, dialogues):
-    config = config_for(target)
+def pool_of(target, folder, dialogues, kind="eagle3"):
+    config = config_for(target, kind)
     pool = Pool(folder, config.feature_width, config.draft_vocab_size)
     ids = torch.arange(config.draft_vocab_size)
     pool.write(dialogues)
@@ -145,23 +153,89 @@ def test_teacher_is_the_targets_distribution_two_tokens_on(target, some):
         assert batch.counted[b].sum() == entry.rows - entry.start + 1  # the whole answer
 
 
-def test_cross_entropy_and_its_gradient_are_those_of_autograd():
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_the_loss_and_its_gradient_are_those_of_autograd(share):
     torch.manual_seed(0)
-    hidden, weight = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (5, 20))
+    states, table = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (5, 20))
     ids = torch.stack([torch.randperm(20)[:4] for _ in range(5)])
     p = torch.rand(5, 4, dtype=torch.float64) / 4
-    CrossEntropy.apply(hidden, weight, ids, p).backward()
-    ours = hidden.grad.clone(), weight.grad.clone()
-    hidden.grad = weight.grad = None
-    logs = (hidden @ weight.t()).log_softmax(-1)
-    (-(p * logs.gather(1, ids)).sum() / 5).backward()
-    torch.testing.assert_close(ours, (hidden.grad, weight.grad))
+    loss, overlap = DraftLoss.apply(states, table, ids, p, share)
+    loss.backward()
+    ours = states.grad.clone(), table.grad.clone()
+    states.grad = table.grad = None
+    q = (states @ table.t()).softmax(-1)
+    whole = torch.zeros_like(q).scatter(1, ids, p)
+    apart = (whole - q).abs().sum()
+    theirs = ((1 - share) * -(p * q.log().gather(1, ids)).sum() + share * apart) / 5
+    theirs.backward()
+    torch.testing.assert_close(loss, theirs)
+    torch.testing.assert_close(overlap, torch.minimum(whole, q).sum(-1))
+    torch.testing.assert_close(ours, (states.grad, table.grad))
 
 
-def test_loss_reaches_every_weight(target, some):
-    pool, head = some
-    loss_of(head, embedding(target), pool.batch(pool.entries, 3, torch.device("cpu")), 3)[0].backward()
+@pytest.fixture(params=["eagle3", "dspark", "dflash"])
+def kind(request):
+    return request.param
+
+
+def of_kind(target, folder, kind):
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(1, 300, (n,), generator=generator).tolist() for n in (9, 14, 20)]
+    return pool_of(target, folder, [Dialogue(ids, 4, 0.0) for ids in texts], kind)
+
+
+def test_loss_reaches_every_weight(target, tmp_path, kind):
+    pool, head = of_kind(target, tmp_path, kind)
+    if kind == "dspark":  # its bias begins at nothing, and so does what is behind it
+        torch.nn.init.normal_(head.markov_head.markov_w2.weight)
+    loss_of(head, embedding(target), pool.batch(pool.entries, steps_ahead(head), torch.device("cpu")))[0].backward()
     assert not [name for name, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash"], indirect=True)
+def test_packed_blocks_are_what_one_block_at_a_time_would_be(target, tmp_path, kind):
+    """Many anchors of several texts in a pass, against each alone at the end of the text so far."""
+    pool, head = of_kind(target, tmp_path, kind)
+    batch = pool.batch(pool.entries, steps_ahead(head), torch.device("cpu"))
+    rows, there = draw_anchors(batch, 4, torch.Generator().manual_seed(1))
+    states, flat, odds = Blocks(head)(embedding(target), batch, rows, there)
+    config, layers, checked = head.config, head.config.aux_layers, 0
+    width = batch.features.shape[1]
+    for k, (got, of, sure) in enumerate(zip(states, flat, odds)):
+        for state, row, log_odds in zip(got, of.tolist(), sure):
+            entry, t = pool.entries[row // width], row % width
+            ids = torch.tensor([entry.ids])
+            assert entry.start - 2 <= t and t + 2 + k < len(entry.ids)
+            seen = target.network(ids, output_hidden_states=True).hidden_states
+            features = torch.cat([seen[i] for i in layers], -1)[:, : t + 1].bfloat16().float()
+            past = head.keys_values(head.inject(features), head.rotation(torch.arange(t + 1), features))
+            block = torch.full((1, config.block_size), config.mask_id)
+            block[0, 0] = entry.ids[t + 1]  # the anchor
+            at = head.rotation(torch.arange(t + 1, t + 1 + config.block_size), features)
+
+            def behind(layer, keys, values, past=past):
+                return torch.cat([past[layer][0], keys], 2), torch.cat([past[layer][1], values], 2)
+
+            hidden = head(embedding(target)[block], at, behind, [None])[0, config.first + k]
+            expected = hidden
+            if kind == "dspark":
+                before = ids[0, t + 1 + k]
+                expected = torch.cat([hidden, head.markov_head.step(hidden, before)[0]])
+                torch.testing.assert_close(log_odds, head.confidence(hidden, before), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(state, expected, atol=1e-4, rtol=1e-4)
+            checked += 1
+    assert checked > 3 * config.drafted
+
+
+def test_anchors_are_of_rows_that_count(some):
+    pool, _ = some
+    batch = pool.batch(pool.entries, 3, torch.device("cpu"))
+    for chance in (None, torch.Generator().manual_seed(0)):
+        rows, there = draw_anchors(batch, 5, chance)
+        assert batch.counted.gather(1, rows)[there].all() and there.sum(1).tolist() == [5, 5, 5]
+        assert all(len(set(text.tolist())) == 5 for text in rows)
+    rows, there = draw_anchors(batch, 100, None)
+    assert there.sum() == batch.counted.sum()
 
 
 def test_agreement_counts_drafts_right_so_far(target, some, monkeypatch):
@@ -171,9 +245,10 @@ def test_agreement_counts_drafts_right_so_far(target, some, monkeypatch):
     rows = rows_that_count(batch, 0)
     best = batch.best[:, : batch.features.shape[1]].flatten()[rows]
     said = [torch.nn.functional.one_hot(best, 300).float(), torch.zeros(len(rows_that_count(batch, 1)), 300)]
+    monkeypatch.setattr("core.training.learning.positions", lambda head: 2)
     monkeypatch.setattr("core.training.unroll.Unroll.forward", lambda self, *_: said)
     head.lm_head.weight = torch.nn.Parameter(torch.eye(300))
-    ((shares, overlap),) = agreements(head, embedding(target), iter([batch]), 2)
+    ((shares, overlap),) = agreements(head, embedding(target), iter([batch]))
     first = batch.best[:, 1 : 1 + batch.features.shape[1]].flatten()[rows_that_count(batch, 1)]
     assert shares == [1.0, pytest.approx(int((first == 0).sum()) / len(rows))]
     assert 0 < overlap < 1
@@ -190,24 +265,25 @@ def ticking():
 
 
 @pytest.mark.xdist_group("trained head")
-def test_a_trained_head_agrees_more_than_an_untrained_one(trained):
-    *_, standings = trained
+def test_a_trained_head_agrees_more_than_an_untrained_one(trained, kind):
+    *_, standings = trained(kind)
     learning = [s for s in standings if s.loss is not None]
     first, last = next(s for s in learning if s.agreement), standings[-1]
-    assert last.doing == "done" and last.visits >= 60_000
+    assert last.doing == "done" and last.visits >= 40_000
     assert last.loss < 0.8 * learning[0].loss
     assert last.agreement[0] > first.agreement[0] + 0.1
     assert last.tokens_per_pass == pytest.approx(1 + sum(last.agreement))
     assert last.answer_tokens > standings[0].answer_tokens == 0
 
 
-def test_resumed_training_is_the_same_training(target, tmp_path, short):
-    whole = Trainer(target, tmp_path / "whole", Plan(tokens=30_000))
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"], indirect=True)
+def test_resumed_training_is_the_same_training(target, tmp_path, short, kind):
+    whole = Trainer(target, tmp_path / "whole", Plan(tokens=9_000, kind=kind))
     run_to_end(whole)
-    part = Trainer(target, tmp_path / "part", Plan(tokens=30_000))
-    list(part.run(stop=lambda: part.standing.visits > 12_000, clock=lambda: 0.0))
-    assert 0 < part.standing.visits < 30_000
-    rest = Trainer(target, tmp_path / "part", Plan(tokens=30_000), resume=True)
+    part = Trainer(target, tmp_path / "part", Plan(tokens=9_000, kind=kind))
+    list(part.run(stop=lambda: part.standing.visits > 4_000, clock=lambda: 0.0))
+    assert 0 < part.standing.visits < 9_000
+    rest = Trainer(target, tmp_path / "part", Plan(tokens=9_000), resume=True)
     assert rest.standing.visits == part.standing.visits
     run_to_end(rest)
     assert rest.standing.steps == whole.standing.steps
@@ -255,7 +331,7 @@ def test_texts_of_a_file_come_first(target, tmp_path, short):
 @pytest.mark.xdist_group("trained head")
 def test_a_trained_head_is_gone_on_from(target, tmp_path, short, trained):
     """It drafts as well as before from its first step on, its vocabulary and layers its own."""
-    old, folder, _ = trained
+    old, folder, _ = trained("eagle3")
     new = Trainer(target, tmp_path / "new", Plan(tokens=6_000, head=folder))
     standings = run_to_end(new)
     assert torch.equal(new.head.d2t, old.head.d2t)
@@ -313,16 +389,19 @@ def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path,
     assert run_to_end(again)[-1].doing == "done"
 
 
-def test_a_session_tells_what_a_race_will_show(target, tmp_path, short):
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"], indirect=True)
+def test_a_session_tells_what_a_race_will_show(target, tmp_path, short, kind):
     """Whoever drafts, a greedy answer is the target's own; what is promised follows from measured costs, and the
     acceptance that is told is that of the exported head on the prompts that were shown."""
     pair = Pair(target)
-    watched = Session(target, pair, tmp_path, Plan(tokens=20_000, prompts=["the quick", "brown fox", "it jumps over"]))
+    prompts = ["the quick", "brown fox", "it jumps over"]
+    watched = Session(target, pair, tmp_path, Plan(tokens=20_000, prompts=prompts, kind=kind))
     looks = list(watched.run(clock=ticking()))
     samples = [look for look in looks if look.sample]
     assert [look.before for look in samples[:2]] == [True, False] and not any(look.before for look in samples[1:])
     assert len({tuple(look.sample.token_ids) for look in samples}) == 1
-    (words, ids), *_ = watched._prompts()
+    assert watched._prompts() == prompts
+    words, ids = prompts[0], target.tokenizer.encode(prompts[0])
     answer = sample(target, [ids], [0.0], SHOWN_TOKENS, target.stop_ids, torch.Generator(), never)
     assert samples[0].sample.token_ids == answer[0] and samples[0].sample.prompt == words
     accepted = [look.standing.acceptance for look in samples]
@@ -336,8 +415,9 @@ def test_a_session_tells_what_a_race_will_show(target, tmp_path, short):
     assert measured["acceptance_rate"] == pytest.approx(accepted[-1], abs=1e-4)
     raced = Pair(target, head=load_head("head", tmp_path, target, "fp32"))
     runs = []
-    for words, _ in watched._prompts():
-        settings = Settings(method="head", draft_length=SHOWN_LENGTH, max_new_tokens=SHOWN_TOKENS)
+    for words in prompts:
+        method = "head" if kind == "eagle3" else "block"
+        settings = Settings(method=method, draft_length=SHOWN_LENGTH, max_new_tokens=SHOWN_TOKENS)
         runs.append(generate(raced, words, settings))
     rounds = [round_ for run in runs for round_ in run.rounds]
     assert acceptance_rate(accepted_by_position(rounds)) == pytest.approx(accepted[-1], abs=0.02)  # it is in 16 bits
@@ -458,8 +538,8 @@ def test_grouping_keeps_every_row_and_the_limit():
     assert all(len(group) == 1 or len(group) * lengths[group[-1]] <= 20 for group in groups)
 
 
-def test_the_exported_head_is_the_trained_one(target, tmp_path, short):
-    trainer = Trainer(target, tmp_path, Plan(tokens=3_000))
+def test_the_exported_head_is_the_trained_one(target, tmp_path, short, kind):
+    trainer = Trainer(target, tmp_path, Plan(tokens=1_000, kind=kind))
     run_to_end(trainer)
     export(trainer, tmp_path)
     described = describe_head(tmp_path, "head")
@@ -469,7 +549,8 @@ def test_the_exported_head_is_the_trained_one(target, tmp_path, short):
     for name, weight in trainer.head.state_dict().items():
         if not name.startswith("rotary"):
             assert torch.equal(loaded.state_dict()[name], weight.bfloat16() if weight.is_floating_point() else weight)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
+    names = {"eagle3": "LlamaForCausalLMEagle3", "dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel"}
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [names[kind]]
     card = (tmp_path / "README.md").read_text()
     assert f"{trainer.standing.visits:,} answer tokens were learnt" in card
 

@@ -49,7 +49,7 @@ BREAK = "⏎"
 """A line break within a prompt, where every line is one."""
 PURPOSE = "a draft head is being trained on this device (tab Train)"
 SPECULATIVE_TOKENS = 3
-"""What the commands for other engines draft at a time."""
+"""What the commands for other engines draft at a time with a head that drafts one by one."""
 
 
 class Train:
@@ -72,8 +72,8 @@ class Train:
     def resume(
         self, amount: Any, unit: str, prompts: str, kind: str, begin: str, request: gr.Request, *values: Any
     ) -> Iterator[str]:
-        """Go on with the head that was last trained for this target."""
-        yield from self._run((amount, unit, prompts, kind, NEW), values, request, resume=True)
+        """Go on with the head that was last trained for this target, of whichever kind it is."""
+        yield from self._run((amount, unit, prompts, None, NEW), values, request, resume=True)
 
     def _run(
         self, choices: tuple[Any, ...], values: tuple[Any, ...], request: gr.Request, resume: bool
@@ -99,7 +99,9 @@ class Train:
 
         yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 
-    def _plan(self, settings: Settings, amount: Any, unit: str, prompts: str, kind: str, begin: str) -> dict[str, Any]:
+    def _plan(
+        self, settings: Settings, amount: Any, unit: str, prompts: str, kind: str | None, begin: str
+    ) -> dict[str, Any]:
         """As `core.training.loop.Plan` takes it; the bundled head is of the first kind."""
         begins = begin == BUNDLED and kind == next(iter(KINDS))
         bundled = self.engine.bundled_head(settings) if begins else None
@@ -115,7 +117,7 @@ class Train:
     def glance(self, amount: Any, unit: str, prompts: str, kind: str, begin: str, *values: Any) -> list[Any]:
         """What Start and Resume would do, whether there is a bundled head to begin with, and the head that is there
         already: the words, the beginning, Resume, the part below."""
-        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (2 + len(ENGINES))]
+        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (1 + len(ENGINES))]
         try:
             settings = self._settings(values)
             bundled = self.engine.bundled_head(settings)
@@ -132,21 +134,21 @@ class Train:
         if not kept.exported:
             return [status_line("idle", *words), beginning, can, *nothing[1:]]
         made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
-        served = gr.update(visible=method_of_folder(kept.folder) == "head")
-        shown = [kept_html(kept.folder), served, *(made[engine] for engine in ENGINES)]
+        shown = [kept_html(kept.folder), *(made[engine] for engine in ENGINES)]
         return [status_line("idle", *words), beginning, can, gr.update(visible=True), *shown]
 
     def _deployment(self, settings: Settings, folder: Path) -> Deployment:
         pair = self.engine.loaded(settings)
         precision = self.engine.environment(pair)["target"]["precision"] if pair is not None else "bf16"
-        head = Settings(target=settings.target, draft=str(folder), method="head")
-        return Deployment(head, SPECULATIVE_TOKENS, precision, head_folder=str(folder))
+        algorithm, length = block_of(folder) or (None, SPECULATIVE_TOKENS)
+        head = Settings(target=settings.target, draft=str(folder), method=method_of(folder))
+        return Deployment(head, length, precision, head_folder=str(folder), algorithm=algorithm)
 
     def race_method(self, *values: Any) -> dict[str, Any]:
         """The method of a trained head, in the sidebar. It comes before the head itself: what follows the pair is sent
         with the method that is chosen, which must be one of those the new pair has."""
         _, kept = self._newest(values)
-        method = method_of_folder(kept.folder)
+        method = method_of(kept.folder)
         kind = HEAD if method == "head" else BLOCK
         reasons = reasons_of({"draft": {"model_type": kind}, "likeness": None, "target": {"layers": 2}})
         return {**follow_pair(reasons, method, 2, False)["method"], "value": method}
@@ -158,7 +160,7 @@ class Train:
         length = self._lengths.get(kept.folder, settings.draft_length)
         named = (settings.target or POCKET_NAME, str(kept.folder), settings.revision or "")
         fields = [gr.update(value=text, visible=True) for text in named]
-        wanted = {"method": "head", "draft_length": length, **dict(zip(NAMED, named))}
+        wanted = {"method": method_of(kept.folder), "draft_length": length, **dict(zip(NAMED, named))}
         run = json_text({"id": uuid4().hex, "controls": wanted})
         return [run, OTHER, *fields, length, gr.Tabs(selected="playground")]
 
@@ -182,9 +184,9 @@ class Train:
             with gr.Row(elem_id="train-kept-row"):
                 kept = html_block(elem_id="train-kept-words")
                 race = gr.Button("Race it", variant="primary", elem_id="train-race", scale=0, min_width=110)
-            with gr.Accordion("Take it to production", open=False, elem_id="train-production") as production:
+            with gr.Accordion("Take it to production", open=False, elem_id="train-production"):
                 commands = [_engine(name) for name in ENGINES]
-        known = [words, plan[-1], resume, column, kept, production, *commands]
+        known = [words, plan[-1], resume, column, kept, *commands]
         for button, work in ((start, self.start), (resume, self.resume)):
             ended = button.click(
                 work,
@@ -274,12 +276,21 @@ def forecast(target: str, plan: Mapping[str, Any], folder: Path, bundled: bool) 
     return f"Start: {name} {does}, and {which} from them to guess its next tokens, for {long}. Kept in {short(folder)}."
 
 
-def method_of_folder(folder: Path) -> str:
+def method_of(folder: Path) -> str:
     """The method that drafts with a trained head: one by one, or whole blocks."""
+    return "block" if block_of(folder) else "head"
+
+
+def block_of(folder: Path) -> tuple[str, int] | None:
+    """What other engines call the block drafter of a folder, and how many tokens it was trained to draft at a time;
+    None for a head that drafts one by one."""
     from core.heads.checkpoint import read_config
 
-    names = " ".join(read_config(folder).get("architectures") or ())
-    return "block" if "DSpark" in names or "DFlash" in names else "head"
+    config = read_config(folder)
+    names = " ".join(config.get("architectures") or ()).lower()
+    if "dspark" in names:
+        return "dspark", config["block_size"]
+    return ("dflash", config["block_size"] - 1) if "dflash" in names else None
 
 
 def resumption(standing: Mapping[str, Any], folder: Path) -> str:

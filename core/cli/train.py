@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     limit.add_argument("--hours", type=float, metavar="H", help="without a limit it trains until it is interrupted")
     limit.add_argument("--tokens", type=int, metavar="N", help="answer tokens to learn from, each time counted")
     train.add_argument("--prompts", metavar="FILE", help="answer these; a prompts.toml, or a text file with one a line")
-    train.add_argument("--kind", choices=("eagle3", "dspark", "dflash"), default="eagle3", help="eagle3 if not named")
+    train.add_argument("--kind", choices=("eagle3", "dspark", "dflash"), help="of a new head; eagle3 if not named")
     train.add_argument("--dialogues", metavar="FILE", help="learn from these texts of the target first (JSON lines)")
     train.add_argument("--from", dest="head", metavar="HEAD", help="go on from the trained head in this folder")
     train.add_argument("--resume", action="store_true", help="go on with the training in --out")

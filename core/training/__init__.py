@@ -73,7 +73,7 @@ def config_for(target: Model, kind: str = KINDS[0]) -> AnyConfig:
     }
     if kind == "eagle3":
         return HeadConfig(**shape)
-    shape |= {"mask_id": mask_id(target), "own_head": True}
+    shape |= {"mask_id": mask_id(target), "own_head": True, "qk_norm": True}  # other engines norm both, weights or not
     if kind == "dflash":
         return DFlashConfig(**shape, block_size=DRAFTED + 1)
     bias = {"markov_rank": RANK, "confidence": True, "confidence_with_markov": True}
@@ -135,6 +135,9 @@ def new_head(
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             weight = getattr(ours, name).weight
             copied(weight if name == "o_proj" else weight[:, -hidden:], getattr(theirs, name, None), like)
+        if config.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                copied(getattr(ours, name).weight, getattr(theirs, name, None), like)
         for name in ("gate_proj", "up_proj", "down_proj"):
             copied(getattr(layer.mlp, name).weight, getattr(block.mlp, name, None), like)
         norm = layer.hidden_norm if isinstance(head, HeadNetwork) else layer.input_layernorm

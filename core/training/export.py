@@ -44,7 +44,7 @@ def export(trainer: Trainer, folder: Path) -> None:
 
 SERVED = """
     vllm serve TARGET \\
-        --speculative-config '{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}'"""
+        --speculative-config '{{"method": "{}", "model": "THIS_FOLDER", "num_speculative_tokens": {}}}'"""
 CALLED = {"eagle3": "An EAGLE-3 head", "dspark": "A DSpark block drafter", "dflash": "A DFlash block drafter"}
 IN_BLOCKS = f"At most {ANCHORS} blocks a text, their anchors drawn anew each time, token k weighing exp(-k / {GAMMA:g})"
 LEARNT = {
@@ -57,8 +57,10 @@ LEARNT = {
 def card(target: str, config: AnyConfig, plan: Plan, standing: Standing, folder: Path) -> str:
     """The card of a head, every figure from its training."""
     kind = kind_of(config)
-    method, served = ("head", SERVED) if kind == "eagle3" else ("block", "")
-    drafts = "" if isinstance(config, HeadConfig) else f" {config.drafted} tokens are drafted in a pass."
+    one_by_one = isinstance(config, HeadConfig)
+    method, length = ("head", 3) if one_by_one else ("block", config.drafted)
+    served = SERVED.format(kind, length)
+    drafts = "" if one_by_one else f" {config.drafted} tokens are drafted in a pass."
     data = "prompts of a person's own" if plan.prompts else "prompts it wrote itself"
     before = f"it went on from a head trained before, at {GOING_ON_RATE:g} of those rates"
     begun = before if plan.head else "it began as the target's last layer"

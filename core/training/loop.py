@@ -22,7 +22,9 @@ from torch import Tensor
 
 from core.costs.rounds import acceptance_rate
 from core.errors import Cancelled, UserError
+from core.heads import HeadConfig
 from core.heads.checkpoint import describe_head, load_weights
+from core.heads.dflash import DFlashConfig
 from core.loading.head import check_target
 from core.loading.model import Model
 from core.progress import Stop, never
@@ -71,7 +73,7 @@ class Plan:
     """How long to train: `tokens` answer tokens (each time one is seen counts), or `seconds`, or until stopped.
     `prompts`: a person's own, else the target writes them. `dialogues`: a file of texts to learn from first, without
     prompts the bundled ones where there are any for the target; `head`: the folder of a trained head to go on from,
-    else a new one of this `kind`."""
+    else a new one of this `kind`, without which it is the usual one."""
 
     tokens: int | None = None
     seconds: float | None = None
@@ -79,7 +81,7 @@ class Plan:
     seed: int = 0
     dialogues: Path | None = None
     head: Path | None = None
-    kind: str = KINDS[0]
+    kind: str | None = None
 
 
 @dataclass
@@ -139,7 +141,7 @@ class Trainer:
             raise UserError(f"{folder} holds no training to resume.")
         file = plan.dialogues or (None if plan.prompts else bundled_dialogues(target))
         given = read_dialogues(file, target) if file and not resume else []
-        config_for(target, plan.kind)  # refuses a target that heads cannot be trained for
+        config_for(target, plan.kind or KINDS[0])  # refuses a target that heads cannot be trained for
         if plan.head and not resume:
             self._trained(plan.head)
         with on_disk(folder):
@@ -147,9 +149,8 @@ class Trainer:
 
     def _open(self, given: list[Dialogue]) -> None:
         self._recall()
-        self.config = (
-            self._trained(self.plan.head).config if self.plan.head else config_for(self.target, self.plan.kind)
-        )
+        head, kind = self.plan.head, self.plan.kind or KINDS[0]
+        self.config = self._trained(head).config if head else config_for(self.target, kind)
         self._same_target()
         rows = ROWS_A_PASS_ON_CUDA if self.target.device.type == "cuda" else ROWS_A_PASS
         self._pool = Pool(self._folder, self.config.feature_width, self.config.draft_vocab_size, rows)
@@ -282,16 +283,20 @@ class Trainer:
 
     def _recall(self) -> None:
         """A training that goes on answers the prompts it began with, unless it is given others; its head is of the
-        kind, and was at first the one, that it began with."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        kind, and was at first the one, that it began with. Raises UserError where another kind is asked for."""
         file, plan = self._folder / "plan.json", self.plan
+        kind = plan.kind or KINDS[0]
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
             prompts = kept["prompts"] if plan.prompts is None else plan.prompts
-            head = Path(kept["head"]) if kept["head"] else None
-            self.plan = plan = replace(plan, prompts=prompts, head=head, kind=kept.get("kind", KINDS[0]))
+            plan = replace(plan, prompts=prompts, head=Path(kept["head"]) if kept["head"] else None)
+            kind = kept.get("kind", KINDS[0])
         elif plan.head:
-            self.plan = plan = replace(plan, kind=kind_of(self._trained(plan.head).config))
+            kind = kind_of(self._trained(plan.head).config)
+        if plan.kind not in (None, kind):
+            raise UserError(f"What is to be gone on from is of the kind {kind}; it cannot become {plan.kind}.")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.plan = plan = replace(plan, kind=kind)
         begun_with = plan.head and str(plan.head.resolve())
         kept = {"prompts": plan.prompts and list(plan.prompts), "head": begun_with, "kind": plan.kind}
         file.write_text(json.dumps(kept), encoding="utf-8")
@@ -467,6 +472,10 @@ class Trainer:
         """The head of a folder, in float32. Raises UserError where it is none for this target."""
         found = describe_head(folder, str(folder))
         config = found.config(check_target(found, str(folder), self.target)[0])
+        if isinstance(config, HeadConfig) and found.in_blocks:
+            raise UserError(f"{folder} guesses in parallel (P-EAGLE), which is not trained here; choose another head.")
+        if isinstance(config, DFlashConfig) and (not config.own_head or config.softcap):
+            raise UserError(f"{folder} has no plain output layer of its own to be trained; choose another head.")
         return load_weights(folder, str(folder), config, torch.float32, self.target.device)
 
     def untrained(self) -> Network:

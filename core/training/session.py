@@ -26,7 +26,7 @@ from core.progress import Stop, never
 from core.records import Run, accepted_by_position
 from core.settings import Settings
 from core.text import encode_prompt, read_prompts
-from core.training import KINDS
+from core.training import KINDS, kind_of
 from core.training.export import export
 from core.training.learning import Network
 from core.training.loop import Plan, Standing, Trainer
@@ -156,7 +156,7 @@ class Session:
         return Pair(target, head=head)
 
     def _settings(self, new_tokens: int) -> Settings:
-        method = "head" if self.trainer.plan.kind == KINDS[0] else "block"
+        method = "head" if kind_of(self.trainer.config) == KINDS[0] else "block"
         return Settings(method=method, draft_length=SHOWN_LENGTH, max_new_tokens=new_tokens)
 
     def _prompts(self) -> list[str]:

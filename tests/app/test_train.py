@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fakes import FakeEngine, FakeSession
 
 from app.serving.device import Device
 from app.serving.turns import guarded, with_device
-from app.train import BUNDLED, NEW, TOKENS, Train, plan_from, prompts_of_file
+from app.train import BUNDLED, KINDS, NEW, TOKENS, Train, plan_from, prompts_of_file
 from app.train.events import training_events
 from core.errors import UserError
 from core.progress import never
@@ -118,9 +119,9 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
         train.race()
     values = list(train.start(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
     assert '"e":"look"' in values[-1] and '"kind":"finished"' in values[-1]
-    words, _, resume, below, kept, production, vllm, sglang = train.glance(*START)
+    words, _, resume, below, kept, vllm, sglang = train.glance(*START)
     folder = str(engine.heads / "pocket")
-    assert "Resume: goes on" in words and resume["interactive"] and below["visible"] and production["visible"]
+    assert "Resume: goes on" in words and resume["interactive"] and below["visible"]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
     run, _, target, draft, _, length, _ = train.race()
     wanted = {"method": "head", "draft_length": 2, "target": "pocket", "draft": folder, "revision": ""}
@@ -145,18 +146,31 @@ def test_the_bundled_head_is_gone_on_from_where_there_is_one(engine: FakeEngine,
     list(train.start(0.01, "minutes", "", "dspark", BUNDLED, gr.Request()))
     assert [plan["head"] for plan in engine.plans] == [engine.bundled, None, None], "the bundled one is no DSpark"
     assert [plan["kind"] for plan in engine.plans] == ["eagle3", "eagle3", "dspark"]
+    list(train.resume(0.01, "minutes", "", "dspark", BUNDLED, gr.Request()))
+    assert engine.plans[-1]["kind"] is None, "of the kind it was begun with, whatever is chosen"
 
 
-def test_a_block_drafter_is_raced_as_one(engine: FakeEngine) -> None:
+@pytest.mark.parametrize(
+    "kind, written",
+    [
+        ("dspark", '{"architectures": ["Qwen3DSparkModel"], "block_size": 5}'),
+        ("dflash", '{"architectures": ["DFlashDraftModel"], "block_size": 6}'),
+    ],
+)
+def test_a_block_drafter_is_raced_and_served_as_one(engine: FakeEngine, kind: str, written: str) -> None:
     train = Train(engine, Device())
-    words, begin, *_ = train.glance(3, "minutes", "", "dspark", BUNDLED)
-    assert "a DSpark head of one layer learns" in words and not begin["visible"]
-    list(train.start(0.01, "minutes", "", "dspark", NEW, gr.Request()))
-    (engine.heads / "pocket" / "config.json").write_text('{"architectures": ["Qwen3DSparkModel"]}')
+    words, begin, *_ = train.glance(3, "minutes", "", kind, BUNDLED)
+    assert f"a {KINDS[kind]} head of one layer learns" in words and not begin["visible"]
+    list(train.start(0.01, "minutes", "", kind, NEW, gr.Request()))
+    (engine.heads / "pocket" / "config.json").write_text(written)
     method = train.race_method()
     assert method["value"] == "block" and "block" in [value for _, value in method["choices"]]
-    *_, production, _, _ = train.glance(3, "minutes", "", "dspark", NEW)
-    assert not production["visible"], "no engine serves it as it lies there"
+    run, *_ = train.race()
+    assert json.loads(run)["controls"]["method"] == "block"
+    *_, vllm, sglang = map(unescape, train.glance(3, "minutes", "", kind, NEW)[-2:])
+    folder = engine.heads / "pocket"
+    assert f'{{"method": "{kind}", "model": "{folder}", "num_speculative_tokens": 5' in vllm, vllm
+    assert f"--speculative-algorithm {kind.upper()}" in sglang and "--speculative-num-draft-tokens 6" in sglang
 
 
 def test_there_is_nothing_to_resume_at_first(engine: FakeEngine) -> None:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import os
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,9 @@ from core import generate
 from core.__main__ import main
 from core.costs.rounds import acceptance_rate
 from core.errors import UserError
-from core.heads.checkpoint import describe_head, load_weights
+from core.heads import HeadConfig, HeadNetwork, Shape
+from core.heads.checkpoint import describe_head, load_weights, save_block, save_head
+from core.heads.dflash import DFlashConfig, DFlashNetwork
 from core.loading import load_model
 from core.loading.head import load_head
 from core.loading.model import Model
@@ -24,7 +27,7 @@ from core.loading.pair import Pair
 from core.progress import never
 from core.records import accepted_by_position
 from core.settings import Settings
-from core.training import aux_layers, config_for, frequent_ids, loop, new_head
+from core.training import aux_layers, config_for, frequent_ids, kind_of, loop, new_head
 from core.training.blocks import Blocks, draw_anchors
 from core.training.dialogues import (
     FIRST_BLOCK,
@@ -553,6 +556,8 @@ def test_the_exported_head_is_the_trained_one(target, tmp_path, short, kind):
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [names[kind]]
     card = (tmp_path / "README.md").read_text()
     assert f"{trainer.standing.visits:,} answer tokens were learnt" in card
+    length = 3 if kind == "eagle3" else trainer.config.drafted
+    assert f'{{"method": "{kind}", "model": "THIS_FOLDER", "num_speculative_tokens": {length}}}' in card
 
 
 def test_a_head_starts_from_the_targets_weights_however_they_lie(pair_folder):
@@ -579,6 +584,40 @@ def test_folders_are_not_mixed_up(target, tmp_path, tokenizer, short):
     other = random_model("llama", 3, vocab=300, dtype=torch.float32, num_hidden_layers=4, hidden_size=64)
     with pytest.raises(UserError, match="another target"):
         Trainer(Model("other", other, tokenizer, "fp32", frozenset(), 256, 300), tmp_path, Plan(), resume=True)
+
+
+@pytest.mark.parametrize("beginning", [{"resume": True}, {}])
+def test_a_head_stays_of_its_kind(target, tmp_path, short, beginning):
+    first = Trainer(target, tmp_path / "first", Plan(tokens=500, kind="dspark"))
+    run_to_end(first)
+    export(first, tmp_path / "first")
+    out = tmp_path / ("first" if beginning else "second")
+    head = None if beginning else tmp_path / "first"
+    with pytest.raises(UserError, match="of the kind dspark; it cannot become dflash"):
+        Trainer(target, out, Plan(tokens=1_000, head=head, kind="dflash"), **beginning)
+    trainer = Trainer(target, out, Plan(tokens=1_000, head=head), **beginning)
+    assert (kind_of(trainer.config), trainer.plan.kind) == ("dspark", "dspark")
+    assert run_to_end(trainer)[-1].visits >= 1_000
+
+
+BORROWING = {
+    "P-EAGLE": (HeadConfig, {"mask_id": 1, "block_size": 3}, "guesses in parallel"),
+    "DFlash": (DFlashConfig, {"mask_id": 1, "block_size": 3, "draft_vocab_size": 300}, "no plain output layer"),
+}
+
+
+@pytest.mark.parametrize("name", BORROWING)
+def test_a_head_that_the_loop_cannot_train_gets_a_sentence(target, tmp_path, name):
+    make, changes, said = BORROWING[name]
+    shape = {field.name: getattr(config_for(target), field.name) for field in fields(Shape)}
+    config = make(**shape | changes)
+    if make is HeadConfig:
+        save_head(HeadNetwork(config), tmp_path / "head")
+    else:
+        save_block(DFlashNetwork(config), tmp_path / "head", target.layers)
+    with pytest.raises(UserError, match=said):
+        Trainer(target, tmp_path / "out", Plan(head=tmp_path / "head"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_target_of_another_kind_is_refused(tokenizer, tmp_path):

@@ -29,7 +29,7 @@ from core.drafting.methods import METHODS
 from core.errors import UserError, out_of_memory, release_memory
 from core.loading.geometry import describe_geometry
 from core.loading.head import Head
-from core.loading.model import Model, use_threads
+from core.loading.model import Model
 from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import Round, Run, Token
@@ -64,7 +64,7 @@ class Lane:
         return self
 
     def __next__(self) -> Round:
-        use_threads(self.pair.target.threads)
+        self.pair.target.use_threads()
         try:
             round_ = next(self._rounds)
             exhausted = False
@@ -120,7 +120,7 @@ def open_lane(
     `tops` > 0 records that many of the likeliest tokens at every position. With the rounds of a `recorded` run, drafts
     are as long as theirs. Raises UserError where prompt, settings and pair do not go together.
     """
-    use_threads(pair.target.threads)  # what costs are not known yet is measured as the passes will run
+    pair.target.use_threads()  # what costs are not known yet is measured as the passes will run
     settings = settle_method(pair, settings)
     prompt_ids = encode_prompt(pair.target, prompt, settings)
     check_settings(pair.target, prompt_ids, settings)

@@ -61,7 +61,7 @@ class Sampling:
         """Of a row of logits [1, vocab] the token that is drawn [1], and the law it was drawn from [1, vocab]; None: it
         is the likeliest."""
         if self.greedy:
-            return row.max(-1).indices, None  # on a CPU several times as fast as argmax
+            return likeliest(row)[1], None
         q = self.probabilities(row)
         return draw(q, uniform), q
 
@@ -71,6 +71,15 @@ class Sampling:
         probs = logits.float().softmax(-1) if self.greedy else self.probabilities(logits)
         values, ids = probs.topk(min(count, probs.shape[-1]), dim=-1)
         return [[(i, p) for i, p in zip(*row) if p > 0] for row in zip(ids.tolist(), values.tolist())]
+
+
+def likeliest(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number [n] of each row [n, vocab], NaN before all, and its index [n], the first of equal ones."""
+    if rows.device.type != "cpu" or rows.dtype != torch.float32:
+        values, indices = rows.max(-1)
+        return values, indices
+    indices = torch.from_numpy(rows.numpy().argmax(-1))  # in a tenth of PyTorch's time
+    return rows.gather(-1, indices[:, None])[:, 0], indices
 
 
 def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:

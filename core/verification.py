@@ -28,7 +28,7 @@ from core.errors import UserError
 from core.records import Outcome
 from core.runners.capture import replayed
 from core.runners.host import ids_on, lists_on_host
-from core.sampling import Sampling, draw
+from core.sampling import Sampling, draw, likeliest
 
 NOTHING = 1e-30
 """A residual no heavier than this is what rounding left of p - q."""
@@ -66,7 +66,7 @@ def judge(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor) ->
 
 def _judge_greedy(logits: Tensor, draft: Draft) -> Verdict:
     k = len(draft)
-    best, choices = logits.max(-1)
+    best, choices = likeliest(logits)
     largest, chosen, drafted = lists_on_host(best, choices, draft.tokens)
     _check_numbers(all(map(isfinite, largest)))
     parents = list(range(-1, k - 1)) if draft.parents is None else draft.parents

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.records import Ended
-from core.sampling import Sampling, draw
+from core.sampling import Sampling, draw, likeliest
 
 
 class Ending(Protocol):
@@ -78,7 +78,7 @@ class Chain:
         if self._ending is None:
             return self._keep(row, *self._choose(row, self._uniform))
         if self._sampling.greedy:
-            return self.add(row, None, row.max(-1).indices)  # on a CPU several times as fast as argmax
+            return self.add(row, None, likeliest(row)[1])
         return self.add(row, self._sampling.probabilities(row))
 
     def add(self, row: Tensor, q: Tensor | None, favourite: Tensor | None = None) -> Tensor | None:

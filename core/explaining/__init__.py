@@ -284,8 +284,8 @@ def replayed_draft_cache(run: Run, index: int) -> CacheLengths | None:
         fullest = after = held
         if by_model:
             depth_of = depths(round_)
-            # The last level is never fed: nothing is drafted after it.
-            fullest = committed + sum(d < max(depth_of) for d in depth_of)
+            # The last level is not fed, unless the draft was ended by what would have followed it.
+            fullest = committed + sum(round_.refused is not None or d < max(depth_of) for d in depth_of)
             stands = committed + (0 if METHODS[run.settings.method].tree else accepted)
             after = min(fullest, stands)
         lengths = CacheLengths(held, fullest, after)

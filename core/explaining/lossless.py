@@ -22,7 +22,6 @@ from core.drafting.build import build_drafter, settle_method
 from core.drafting.ngram import NgramDrafter
 from core.errors import Cancelled, UserError
 from core.lanes import check_settings, open_lane
-from core.loading.model import use_threads
 from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import Divergence, Run, Settings, first_divergence
@@ -147,7 +146,7 @@ def check_law(
     with ExitStack() as resources:
         target = resources.enter_context(pair.target.lease())
         drafter, controller = build_drafter(pair, target, settings, resources)
-        use_threads(pair.target.threads)
+        pair.target.use_threads()
         try:
             prefill(target, text[: max(len(prompt_ids), len(text) - POSITIONS) - 1], stop)
             context = text[: choose_context(target, text, n, sampling, drafter)]
@@ -164,7 +163,7 @@ def check_law(
         for done in range(n):
             if stop():
                 break
-            use_threads(pair.target.threads)  # the page may come back in another thread
+            pair.target.use_threads()  # the page may come back in another thread
             gamma = 1 + done % longest
             if ending is not None:  # where it is too unsure to draft at all, there would be nothing to check
                 drafter.ending = ending if done // longest % 2 else None  # type: ignore[attr-defined]

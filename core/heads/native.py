@@ -32,6 +32,7 @@ from core.runners.program import (
     chain,
     filled,
     run,
+    team,
     vector,
 )
 
@@ -132,7 +133,7 @@ class HeadPrograms:
     def logits(self, output: Tensor) -> Tensor:
         """Outputs [n, hidden] as logits [n, draft vocabulary]."""
         n, program = len(output), self.program
-        each = self._work.fit(n, torch.get_num_threads())
+        each = self._work.fit(n, team.threads())
         self._work.buffers[HIDDEN][:n] = output
         found = torch.empty(n, program.outs)
         each.first, each.last, each.wanted = program.starts[-1], len(program.steps), n
@@ -170,7 +171,7 @@ class NativePasses:
         program = programs.program
         if start + n > self._capacity:
             self._grow(max(start + n, 2 * self._capacity))
-        each = self._work.fit(n, torch.get_num_threads())
+        each = self._work.fit(n, team.threads())
         buffers = self._work.buffers
         if joined:
             buffers[INPUTS][:n] = rows

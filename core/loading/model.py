@@ -45,6 +45,7 @@ from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
 from core.runners.native import NativeRunner
 from core.runners.products import Share
+from core.runners.program import team
 from core.runners.static_layers import StaticNetwork
 from core.runners.widths import USUAL, capacity_for
 
@@ -209,8 +210,28 @@ class Model:
                     runner.truncate(0)
                     runner.feed(ids)
 
-                self.threads = fastest_threads(one_pass)
+                def use(count: int) -> None:
+                    self.threads = count
+                    self.use_threads()
+
+                use(fastest_threads(one_pass, use))
         return self.threads
+
+    def use_threads(self) -> None:
+        """Let the calling thread's passes be as the model's are timed. Native ones have a team of threads of their own,
+        and PyTorch one beside it: OpenMP's spin for milliseconds after each of its loops, on the team's processors."""
+        use_threads(1 if self.exact_rows else self.threads)
+        team.size = self.threads
+
+    @contextmanager
+    def with_threads(self) -> Iterator[None]:
+        """The same for a while."""
+        before = torch.get_num_threads()
+        self.use_threads()
+        try:
+            yield
+        finally:
+            use_threads(before)
 
     @property
     def exact_rows(self) -> bool:
@@ -322,15 +343,17 @@ FEWEST, LONG_ENOUGH = 3, 0.1
 """Times that work is done on so many threads, and the seconds after which more of them would tell little more."""
 
 
-def fastest_threads(work: Callable[[], object], repeats: int = 7) -> int:
-    """One thread, unless all of them do `work` at least 1.3 times as fast; OMP_NUM_THREADS decides where it is set."""
+def fastest_threads(work: Callable[[], object], use: Callable[[int], None], repeats: int = 7) -> int:
+    """One thread, unless all of them do `work` at least 1.3 times as fast; OMP_NUM_THREADS decides where it is set.
+    `use` sets how many there are."""
     most = torch.get_num_threads()
     if os.environ.get("OMP_NUM_THREADS") or most == 1:
         return most
-    seconds = {n: _time(work, n, repeats) for n in (1, most)}
-    best = most if seconds[1] > WORTH_IT * seconds[most] else 1
-    torch.set_num_threads(best)
-    return best
+    seconds = {}
+    for count in (1, most):
+        use(count)
+        seconds[count] = _time(work, repeats)
+    return most if seconds[1] > WORTH_IT * seconds[most] else 1
 
 
 def use_threads(count: int) -> None:
@@ -350,8 +373,7 @@ def threads(count: int) -> Iterator[None]:
         use_threads(before)
 
 
-def _time(work: Callable[[], object], threads: int, repeats: int) -> float:
-    torch.set_num_threads(threads)
+def _time(work: Callable[[], object], repeats: int) -> float:
     samples = []
     for repeat in range(repeats + 2):
         start = time.perf_counter()

@@ -21,7 +21,7 @@ from core.drafting.model import exit_layer
 from core.errors import UserError
 from core.explaining.traffic import batch_limit, in_batches
 from core.lanes import describe_environment, open_lane
-from core.loading.model import Model, use_threads
+from core.loading.model import Model
 from core.loading.pair import Pair
 from core.measuring.deciding import (
     CURVE_SECONDS,
@@ -125,7 +125,7 @@ def cost_curve(model: Model, budget: float = CURVE_SECONDS) -> CostTable:
     lengths = [n for n in CURVE if n <= room]
     known = model.measure_costs()
     repeats = max(1, min(15, round(budget / sum(known(n) for n in lengths))))
-    use_threads(model.threads)
+    model.use_threads()
     return model.time_passes(repeats, lengths)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from core.runners.architecture import HIDDEN, Attending, NativeNetwork
 from core.runners.clock import timed_pass
 from core.runners.features import Features
-from core.runners.program import Program, Turning, Workspace, chain, run, tree
+from core.runners.program import Program, Turning, Workspace, chain, run, team, tree
 
 
 class NativeRunner:
@@ -130,7 +130,7 @@ class NativeRunner:
         n = len(ids)
         if start + n > self._capacity:
             self._grow(max(start + n, 2 * self._capacity))
-        each = self._work.fit(n, torch.get_num_threads())
+        each = self._work.fit(n, team.threads())
         if hidden is not None:
             self._work.buffers[HIDDEN][:n] = hidden
         rows, cells = (chain(start, n), None) if parents is None else tree(parents, start)

@@ -36,6 +36,7 @@ from core.runners.program import (
     filled,
     pages,
     run,
+    team,
     vector,
 )
 
@@ -278,7 +279,7 @@ class Packed(nn.Module):
         if self._columns is not None:
             x = picked(x.t(), self._columns).t()
         n = len(x)
-        each = workspace.fit(n, torch.get_num_threads())
+        each = workspace.fit(n, team.threads())
         each.first, each.last = 0, 2
         workspace.buffers[0][:n, : x.shape[1]] = x
         run(program, each)
@@ -361,4 +362,6 @@ def pack(
 ) -> Weight:
     """One weight of the native pass for the linear layers that `owner` has under these names; see `Packed`."""
     linears: list[Any] = [getattr(owner, name) for name in names]
+    if isinstance(linears[0], Share) and isinstance(linears[0].product, Packed):  # packed before
+        return linears[0].product.native
     return share(owner, names, Packed(linears, int4, rows, columns)).native

@@ -228,6 +228,18 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (c_void_p * max(1, len(tensors)))(*(tensor.data_ptr() for tensor in tensors))
 
 
+class Team:
+    """The threads of native passes, one team for the process; `size` None: as many as PyTorch has."""
+
+    size: int | None = None
+
+    def threads(self) -> int:
+        return self.size or torch.get_num_threads()
+
+
+team = Team()
+
+
 def run(program: Program, each: Pass) -> None:
     native().native_pass(byref(program.c), byref(each))
 

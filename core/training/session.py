@@ -174,7 +174,7 @@ class Session:
         for text in self._prompts():
             with stream(pair, text, settings) as lane:
                 while True:
-                    with threads(pair.target.threads):
+                    with pair.target.with_threads():
                         round_ = next(lane, None)
                     if round_ is None:
                         break

@@ -51,7 +51,9 @@ def test_costs_are_measured_at_once_or_when_they_are_asked_for(pair_folder):
     assert load_pair(settings).target.costs
 
 
-def test_auto_is_bf16_on_a_cpu(pair_folder):
+def test_auto_is_four_bits_on_a_cpu_with_a_native_pass(pair_folder, monkeypatch):
+    assert load_model(str(pair_folder / "draft"), CPU).precision == "int4"
+    monkeypatch.setattr("core.loading.precision.int4_obstacle", lambda device: "there is no compiler")
     assert load_model(str(pair_folder / "draft"), CPU).precision == "bf16"
 
 
@@ -85,7 +87,8 @@ def test_tied_embeddings(tmp_path, tokenizer, prequantised):
     tokenizer.save_pretrained(tmp_path)
     model = load_model(str(tmp_path), CPU, "fp32")
     embedding = network.get_input_embeddings().weight
-    torch.testing.assert_close(model.network.get_output_embeddings().weight, embedding)
+    hidden = torch.randn(3, 64)
+    torch.testing.assert_close(model.network.get_output_embeddings()(hidden), hidden @ embedding.t())
     torch.testing.assert_close(model.network.get_input_embeddings().weight, embedding)
 
 

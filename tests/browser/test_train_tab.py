@@ -63,3 +63,25 @@ def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> No
     wait_idle(page)
     assert page.is_checked('#method input[value="head"]')
     assert "Identical" in status(page)
+
+
+def test_a_block_drafter_is_trained_and_raced(app: str, visit: Any) -> None:
+    page = visit(app)
+    open_tab(page, "train")
+    page.get_by_label("DSpark", exact=True).check()
+    page.wait_for_function("document.querySelector('#train-words').innerText.includes('a DSpark head of one layer')")
+    page.get_by_label("thousand tokens").check()
+    set_number(page, "Train for", 1)
+    page.click("#train-start")
+    page.wait_for_selector(".training .status[data-kind='finished']")
+    assert set(lines(page, "acceptance")) == {"1st", "2nd", "3rd", "4th", "5th"}
+    page.click("#train-production button")
+    page.wait_for_selector("#train-vllm pre", state="visible")
+    assert '"method": "dspark"' in page.inner_text("#train-vllm")
+
+    page.click("#train-race")
+    page.wait_for_selector("#run", state="visible")
+    page.wait_for_selector("#speculative-stream .t[data-q]", state="attached")
+    wait_idle(page)
+    assert page.is_checked('#method input[value="block"]')
+    assert "Identical" in status(page)

@@ -243,7 +243,7 @@ class Train:
                 info="EAGLE-3 drafts token by token; DSpark and DFlash a block in one pass.",
                 elem_id="train-kind",
                 scale=0,
-                min_width=240,
+                min_width=300,
             )
             begin = gr.Radio(
                 [NEW, BUNDLED],

@@ -297,6 +297,12 @@ class Engine:
         name = settings.target or POCKET_NAME
         return kept_for(name), new_folder(name)
 
+    def looks_by_kind(self, settings: Settings) -> dict[str, list[dict[str, Any]]]:
+        """How new heads of each kind have learnt to follow the target of these settings, on the same texts."""
+        from core.training.kept import looks_by_kind
+
+        return looks_by_kind(settings.target or POCKET_NAME)
+
     def bundled_head(self, settings: Settings) -> Path | None:
         """The folder of the head that is bundled for the target of these settings, as far as is known before it is
         loaded."""

@@ -12,6 +12,7 @@ from uuid import uuid4
 import gradio as gr
 
 from app.assets import asset
+from app.compare.figures import entitle
 from app.insides import NEWEST, PRIVATE, QUIET, UNCHECKED, html_block, scripted
 from app.parts import prompts_uploaded, status_line, tell_over
 from app.serving import Engine
@@ -22,6 +23,7 @@ from app.settings import CONTROLS, NAMED, settings_from
 from app.sidebar import follow_pair
 from app.sidebar.picker import OTHER, reasons_of
 from app.tokens import stream
+from app.tokens.charts import SERIES, Chart, add_line, figure
 from app.tokens.markup import json_text
 from app.train.events import short, training_events
 from app.tune.production import Deployment, recipes
@@ -117,7 +119,7 @@ class Train:
     def glance(self, amount: Any, unit: str, prompts: str, kind: str, begin: str, *values: Any) -> list[Any]:
         """What Start and Resume would do, whether there is a bundled head to begin with, and the head that is there
         already: the words, the beginning, Resume, the part below."""
-        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (1 + len(ENGINES))]
+        nothing: list[Any] = [gr.update(interactive=False), gr.update(visible=False), *[gr.skip()] * (2 + len(ENGINES))]
         try:
             settings = self._settings(values)
             bundled = self.engine.bundled_head(settings)
@@ -134,7 +136,9 @@ class Train:
         if not kept.exported:
             return [status_line("idle", *words), beginning, can, *nothing[1:]]
         made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
-        shown = [kept_html(kept.folder), *(made[engine] for engine in ENGINES)]
+        looks = self.engine.looks_by_kind(settings)
+        kinds = gr.update(value=beside(looks), visible=len(looks) > 1)
+        shown = [kept_html(kept.folder), kinds, *(made[engine] for engine in ENGINES)]
         return [status_line("idle", *words), beginning, can, gr.update(visible=True), *shown]
 
     def _deployment(self, settings: Settings, folder: Path) -> Deployment:
@@ -184,9 +188,10 @@ class Train:
             with gr.Row(elem_id="train-kept-row"):
                 kept = html_block(elem_id="train-kept-words")
                 race = gr.Button("Race it", variant="primary", elem_id="train-race", scale=0, min_width=110)
+            kinds = gr.Plot(visible=False, show_label=False, elem_id="train-kinds", elem_classes="compare-plot")
             with gr.Accordion("Take it to production", open=False, elem_id="train-production"):
                 commands = [_engine(name) for name in ENGINES]
-        known = [words, plan[-1], resume, column, kept, *commands]
+        known = [words, plan[-1], resume, column, kept, kinds, *commands]
         for button, work in ((start, self.start), (resume, self.resume)):
             ended = button.click(
                 work,
@@ -308,6 +313,20 @@ def kept_html(folder: Path) -> str:
     rate = read_config(folder).get(MEASURED) or {}
     of = f" {rate['acceptance_rate']:.0%} of its guesses were accepted {rate['where']}." if rate else ""
     return f"<p>The newest head of this target is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
+
+
+def beside(looks: Mapping[str, list[dict[str, Any]]]) -> Chart | None:
+    """How kinds learnt, each a line; None where there is one at most."""
+    if len(looks) < 2:
+        return None
+    chart = figure("thousand tokens learnt from", "tokens per target pass, on held-out answers", "kinds", height=320)
+    entitle(chart, "Which kind learns faster?")
+    for kind, style in zip(KINDS, SERIES):
+        if told := [look for look in looks.get(kind, []) if look["agreement"]]:
+            seen = [look["visits"] / 1000 for look in told]
+            add_line(chart, KINDS[kind], seen, [1 + sum(look["agreement"]) for look in told], style)
+    chart.update_layout(showlegend=True)
+    return chart
 
 
 def plan_from(amount: Any, unit: str, prompts: str) -> dict[str, Any]:

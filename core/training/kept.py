@@ -17,6 +17,8 @@ from core import disk
 
 TRAINING = "training"
 """The part of a head's folder that its training needs."""
+PLAN = "plan.json"
+"""What a training was asked for: prompts, the head it goes on from, its kind."""
 PROGRESS = "progress.jsonl"
 """A line for every look at the held-out answers: a `Standing`."""
 
@@ -48,6 +50,16 @@ def kept_for(target: str) -> Kept | None:
     folder = max(folders, key=lambda folder: _touched(folder / TRAINING))
     lines = read_progress(folder / TRAINING)
     return Kept(folder, lines[-1] if lines else {}, (folder / "model.safetensors").is_file())
+
+
+def looks_by_kind(target: str) -> dict[str, list[dict[str, Any]]]:
+    """Of each kind of new head, what the looks at held-out answers found in the training that was last worked on, of
+    those whose texts are those of the last of all: they answered the same prompts."""
+    folders = sorted((f / TRAINING for f in _numbered(target) if (f / TRAINING / PLAN).is_file()), key=_touched)
+    plans = [(folder, json.loads((folder / PLAN).read_text(encoding="utf-8"))) for folder in folders]
+    found = [(folder, plan) for folder, plan in plans if not plan["head"] and read_progress(folder)]
+    alike = [(folder, plan) for folder, plan in found if plan["prompts"] == found[-1][1]["prompts"]]
+    return {plan.get("kind", "eagle3"): read_progress(folder) for folder, plan in alike}
 
 
 def new_folder(target: str) -> Path:

@@ -30,7 +30,7 @@ from core.loading.model import Model
 from core.progress import Stop, never
 from core.training import KINDS, bundled_dialogues, config_for, frequent_ids, kind_of, new_head
 from core.training.dialogues import Dialogue, block_seconds, block_size, read_dialogues, write_block
-from core.training.kept import PROGRESS, TRAINING, on_disk, read_progress, require_room
+from core.training.kept import PLAN, PROGRESS, TRAINING, on_disk, read_progress, require_room
 from core.training.learning import Learner, Network, agreements, steps_ahead
 from core.training.pool import ROWS_A_PASS, ROWS_A_PASS_ON_CUDA, Entry, Pool, grouped
 from core.training.unroll import STEPS
@@ -284,7 +284,7 @@ class Trainer:
     def _recall(self) -> None:
         """A training that goes on answers the prompts it began with, unless it is given others; its head is of the
         kind, and was at first the one, that it began with. Raises UserError where another kind is asked for."""
-        file, plan = self._folder / "plan.json", self.plan
+        file, plan = self._folder / PLAN, self.plan
         kind = plan.kind or KINDS[0]
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))

@@ -233,6 +233,7 @@ class FakeEngine(Engine):
         self.bundled: Path | None = None
         self.plans: list[Mapping[str, Any]] = []
         self.trained: list[tuple[Path, bool]] = []
+        self.looks: dict[str, list[dict[str, Any]]] = {}
         self.forgotten: list[Path] = []
 
     def load(self, settings: Settings, progress: Callable[[str], None] | None = None) -> Any:
@@ -258,6 +259,9 @@ class FakeEngine(Engine):
         lines = read_progress(folder / "training")
         kept = Kept(folder, lines[-1], True) if lines else None
         return kept, folder
+
+    def looks_by_kind(self, settings: Settings) -> dict[str, list[dict[str, Any]]]:
+        return self.looks
 
     def training(
         self, pair: Any, settings: Settings, plan: Mapping[str, Any], resume: bool, progress: Any = None

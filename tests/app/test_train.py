@@ -119,9 +119,9 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
         train.race()
     values = list(train.start(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
     assert '"e":"look"' in values[-1] and '"kind":"finished"' in values[-1]
-    words, _, resume, below, kept, vllm, sglang = train.glance(*START)
+    words, _, resume, below, kept, kinds, vllm, sglang = train.glance(*START)
     folder = str(engine.heads / "pocket")
-    assert "Resume: goes on" in words and resume["interactive"] and below["visible"]
+    assert "Resume: goes on" in words and resume["interactive"] and below["visible"] and not kinds["visible"]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
     run, _, target, draft, _, length, _ = train.race()
     wanted = {"method": "head", "draft_length": 2, "target": "pocket", "draft": folder, "revision": ""}
@@ -171,6 +171,17 @@ def test_a_block_drafter_is_raced_and_served_as_one(engine: FakeEngine, kind: st
     folder = engine.heads / "pocket"
     assert f'{{"method": "{kind}", "model": "{folder}", "num_speculative_tokens": 5' in vllm, vllm
     assert f"--speculative-algorithm {kind.upper()}" in sglang and "--speculative-num-draft-tokens 6" in sglang
+
+
+def test_two_kinds_are_seen_learning_beside_each_other(engine: FakeEngine) -> None:
+    train = Train(engine, Device())
+    list(train.start(0.01, "minutes", "", "dspark", NEW, gr.Request()))
+    look = {"visits": 2000, "agreement": [0.5, 0.25]}
+    engine.looks = {"dspark": [{"visits": 0, "agreement": []}, look], "eagle3": [look, {**look, "visits": 4000}]}
+    kinds = train.glance(*START)[5]
+    eagle, dspark = kinds["value"].data
+    assert kinds["visible"] and (eagle.name, dspark.name) == ("EAGLE-3", "DSpark")
+    assert (list(eagle.x), list(eagle.y), list(dspark.x)) == ([2.0, 4.0], [1.75, 1.75], [2.0])
 
 
 def test_there_is_nothing_to_resume_at_first(engine: FakeEngine) -> None:

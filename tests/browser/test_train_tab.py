@@ -75,6 +75,8 @@ def test_a_block_drafter_is_trained_and_raced(app: str, visit: Any) -> None:
     page.click("#train-start")
     page.wait_for_selector(".training .status[data-kind='finished']")
     assert set(lines(page, "acceptance")) == {"1st", "2nd", "3rd", "4th", "5th"}
+    page.wait_for_selector("#train-kinds .legendtext")
+    assert page.locator("#train-kinds .legendtext").all_text_contents() == ["EAGLE-3", "DSpark"]
     page.click("#train-production button")
     page.wait_for_selector("#train-vllm pre", state="visible")
     assert '"method": "dspark"' in page.inner_text("#train-vllm")

@@ -43,7 +43,7 @@ from core.training.dialogues import (
     write_block,
 )
 from core.training.export import export
-from core.training.kept import kept_for, new_folder
+from core.training.kept import kept_for, looks_by_kind, new_folder
 from core.training.learning import DraftLoss, agreements, loss_of, steps_ahead
 from core.training.loop import Plan, Trainer
 from core.training.pool import KEPT, Batch, Pool, grouped
@@ -442,6 +442,28 @@ def test_folders_of_heads_by_target(tmp_path, monkeypatch):
     kept = kept_for("/models/some-model")
     assert (kept.folder, kept.standing, kept.exported) == (root / "some-model", {"visits": 7}, False)
     assert new_folder("/models/some-model.gguf") == root / "some-model-3"
+
+
+def test_kinds_are_beside_each_other_where_their_texts_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    root = tmp_path / "speculative-decoding-playground" / "heads"
+    assert looks_by_kind("t") == {}
+    none = {"prompts": None, "head": None}
+    plans = [
+        none | {"kind": "eagle3"},
+        none | {"kind": "eagle3"},  # the newer one of its kind
+        none | {"kind": "dflash", "prompts": ["own"]},
+        none | {"kind": "eagle3", "head": "/a/head"},
+        none | {"kind": "dspark"},
+    ]
+    for i, plan in enumerate(plans):
+        training = root / ("t" if i == 0 else f"t-{i + 1}") / "training"
+        training.mkdir(parents=True)
+        (training / "plan.json").write_text(json.dumps(plan))
+        (training / "progress.jsonl").write_text(json.dumps({"visits": i}) + "\n")
+        for file in training.iterdir():
+            os.utime(file, (i, i))
+    assert looks_by_kind("t") == {"eagle3": [{"visits": 1}], "dspark": [{"visits": 4}]}
 
 
 def test_an_interruption_anywhere_leaves_whole_portions(target, tmp_path, short):

@@ -110,7 +110,7 @@ class HeadPrograms:
         self._count = len(target_ids)
 
     def _packed(self, linears: list[Any], rows: Tensor | None = None, columns: Tensor | None = None) -> Weight:
-        self.products.append(Packed(linears, self._int4, rows, columns))
+        self.products.append(Packed(linears, 4 if self._int4 else 16, rows, columns))
         return self.products[-1].native
 
     def _block(self, layer: Any, normed: Any) -> Block:

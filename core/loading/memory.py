@@ -119,7 +119,7 @@ def as_fused(
 ) -> Weights:
     """The weights of a skeleton, `counted` in `dtype` or as `nf4`, as the fused forward lays them out, where it can run
     the model: in int4 its linear layers have 4 bits, and a head tied to the embeddings has a copy of its own; so it has
-    on a CPU, where the codes of NF4 lie beside a scale for 32 of them."""
+    on a CPU, where in int4 that head has 8 bits, and the codes of NF4 lie beside a scale for 32 of them."""
     apart = precision == "int4" if device.type == "cuda" else device.type == "cpu" and dtype != torch.float16
     if not apart or why_not_family(network.config):
         return counted
@@ -133,8 +133,9 @@ def as_fused(
             if nf4 and (own := f"{name}.weight") in quantised:
                 size = nf4_bytes(*quantised[own], nf4)
                 packed = count * 5 // 8 if shape[1] % 64 == 0 else 2 * count
-            elif precision == "int4" and (group := group_for(*shape)):
-                packed = count // 2 + 4 * count // group
+            elif precision == "int4" and group_for(*shape):
+                bits = 9 if device.type == "cpu" and name == "lm_head" else 5
+                packed = count * bits // 8
             read += packed - size
             total += packed if module.weight is table else packed - size
     return replace(counted, total=total, read=read)

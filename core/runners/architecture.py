@@ -170,7 +170,7 @@ class Block:
 
 class NativeNetwork(Build):
     """The weights of a model as the native pass reads them, shared by all its runners. `int4` quantises the decoder's
-    weights and the head. Raises `core.runners.library.Unavailable` where there is no compiled code."""
+    weights to 4 bits and the head to 8. Raises `core.runners.library.Unavailable` where there is no compiled code."""
 
     def __init__(self, network: Any, int4: bool = False) -> None:
         super().__init__(network)
@@ -179,22 +179,23 @@ class NativeNetwork(Build):
         self._inner: int = network.config.intermediate_size
         decoder = network.model
         self.table = self.embedding if self.dtype == torch.bfloat16 else self.embedding.float()
-        self._blocks = [self._block(layer, kind, int4) for layer, kind in zip(decoder.layers, self.of_layer)]
+        bits = 4 if int4 else 16
+        self._blocks = [self._block(layer, kind, bits) for layer, kind in zip(decoder.layers, self.of_layer)]
         self._norm = self._vector(decoder.norm)
-        self._head = pack(network, ("lm_head",), int4)
+        self._head = pack(network, ("lm_head",), 8 if int4 else 16)
         self._programs: dict[tuple[int, ...], Program] = {}
 
-    def _block(self, layer: Any, kind: int, int4: bool) -> Block:
+    def _block(self, layer: Any, kind: int, bits: int) -> Block:
         attention, mlp, norms = layer.self_attn, layer.mlp, norms_of(layer)
         heads = padded_heads(self.heads + 2 * self.kv_heads, self.head_size)
         of_queries = padded_heads(self.heads, self.head_size)
         aligned = self.head_size == self._padded
         return Block(
             kind,
-            pack(attention, ("q_proj", "k_proj", "v_proj"), int4, heads),
-            pack(attention, ("o_proj",), int4, columns=None if aligned else of_queries),
-            pack(mlp, ("gate_proj", "up_proj"), int4, gates_and_ups(self._inner)),
-            pack(mlp, ("down_proj",), int4),
+            pack(attention, ("q_proj", "k_proj", "v_proj"), bits, heads),
+            pack(attention, ("o_proj",), bits, columns=None if aligned else of_queries),
+            pack(mlp, ("gate_proj", "up_proj"), bits, gates_and_ups(self._inner)),
+            pack(mlp, ("down_proj",), bits),
             [norm and self._vector(norm) for norm in norms],
             norms[4] is not None and len(norms[4].weight) != self.head_size,
         )

@@ -75,7 +75,8 @@ INLINE B look_up(B codes, const int8_t* table) {
 INLINE B same4(const int8_t* p) { int32_t four; memcpy(&four, p, 4); return _mm512_set1_epi32(four); }
 INLINE I dot(I sum, B unsigned_, B signed_) { return _mm512_dpbusd_epi32(sum, unsigned_, signed_); }
 INLINE I dot_levels(I sum, B levels, B signed_) { return dot(sum, levels, signed_); }
-#define LEVELS_BIAS 128  // of the levels of NF4, which `dot` wants unsigned
+#define LEVELS_BIAS 128  // of the levels of NF4 and of codes in 8 bits, which `dot` wants unsigned
+INLINE B biased(B x) { return _mm512_xor_si512(x, _mm512_set1_epi8((char)0x80)); }
 #define TILES_OF_ONE 2
 #elif defined(__AVX2__)
 struct F { __m256 a, b; };
@@ -162,6 +163,10 @@ INLINE __m256i dot8(__m256i sum, __m256i u, __m256i s) { return _mm256_dpbusd_av
 INLINE I dot(I sum, B u, B s) { return {dot8(sum.a, u.a, s.a), dot8(sum.b, u.b, s.b)}; }
 INLINE I dot_levels(I sum, B levels, B s) { return dot(sum, levels, s); }
 #define LEVELS_BIAS 128
+INLINE B biased(B x) {
+  const __m256i sign = _mm256_set1_epi8((char)0x80);
+  return {_mm256_xor_si256(x.a, sign), _mm256_xor_si256(x.b, sign)};
+}
 #else
 INLINE __m256i dot8(__m256i sum, __m256i u, __m256i s) {  // 15 · 127 · 2 is far from the end of 16 bits
   return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
@@ -172,6 +177,7 @@ INLINE __m256i dot8_levels(__m256i sum, __m256i l, __m256i s) {  // 127 · 127 �
 }
 INLINE I dot_levels(I sum, B l, B s) { return {dot8_levels(sum.a, l.a, s.a), dot8_levels(sum.b, l.b, s.b)}; }
 #define LEVELS_BIAS 0
+INLINE B biased(B x) { return x; }
 #endif
 #define TILES_OF_ONE 2
 #elif defined(__ARM_NEON)
@@ -264,6 +270,7 @@ INLINE I dot(I sum, B x, B y) {
 #endif
 INLINE I dot_levels(I sum, B x, B y) { return dot(sum, x, y); }
 #define LEVELS_BIAS 0
+INLINE B biased(B x) { return x; }
 #define TILES_OF_ONE 1
 #else
 #error "no vector instructions that this file knows"
@@ -306,7 +313,7 @@ INLINE F exponential(F x) {  // the polynomial of Cephes' expf; 0 below -87, whi
 
 // ---- what a pass is made of: mirrors of the structures in native.py ----------------------------------------------------
 
-enum Kind { FLOAT32, BFLOAT16, INT4, NF4 };
+enum Kind { FLOAT32, BFLOAT16, INT4, NF4, INT8 };
 
 typedef struct {  // a matrix [16 · tiles, ins], ins a multiple of 32, in tiles of sixteen rows
   int32_t kind, tiles, ins, unused;
@@ -370,7 +377,8 @@ typedef struct {
 } Pass;
 
 #define GROUP 32
-#define TILE_BYTES 320  // of a group of 32 columns: 256 of codes, 64 of scales
+#define TILE_BYTES 320  // of a group of 32 columns in 4 bits: 256 of codes, 64 of scales
+#define TILE8_BYTES 576 // the same in 8 bits: 512 of codes
 
 // Activations of n rows for a weight of `ins` columns. In 8 bits: codes [n, ins], then scales and sums [n, ins / 32] of
 // the groups; else bf16 or float32 [n, ins].
@@ -458,6 +466,40 @@ INLINE void tile4(const Activations& a, int64_t row, const uint8_t* data, int64_
 }
 
 template <int ROWS, int COLS>
+INLINE void tile8(const Activations& a, int64_t row, const uint8_t* data, int64_t groups, F (*y)[COLS]) {
+  const int64_t apart = groups * TILE8_BYTES;
+  for (int r = 0; r < ROWS; r++)
+    for (int c = 0; c < COLS; c++) y[r][c] = set1(0);
+  const int8_t* codes = a.codes + row * a.ins;
+  const float *scales = a.scales + row * groups, *sums = a.sums + row * groups;
+  for (int64_t g = 0; g < groups; g++, data += TILE8_BYTES) {
+    I part[ROWS][COLS];
+    for (int r = 0; r < ROWS; r++)
+      for (int c = 0; c < COLS; c++) part[r][c] = zero_i();
+#pragma GCC unroll 8
+    for (int word = 0; word < 8; word++) {
+      B four[COLS];
+      for (int c = 0; c < COLS; c++) {
+        four[c] = biased(bytes(data + c * apart + word * 64));
+        prefetch(data + c * apart + word * 64 + COLS * apart);
+      }
+      for (int r = 0; r < ROWS; r++) {
+        const B x = same4(codes + r * a.ins + g * GROUP + word * 4);
+        for (int c = 0; c < COLS; c++) part[r][c] = dot_levels(part[r][c], four[c], x);
+      }
+    }
+    for (int c = 0; c < COLS; c++) {
+      const F scale = load((const float*)(data + c * apart + 512)), offset = mul(scale, set1(-LEVELS_BIAS));
+      prefetch(data + c * apart + 512 + COLS * apart);
+      for (int r = 0; r < ROWS; r++) {
+        y[r][c] = fma16(to_float(part[r][c]), mul(scale, set1(scales[r * groups + g])), y[r][c]);
+        y[r][c] = fma16(offset, set1(sums[r * groups + g]), y[r][c]);
+      }
+    }
+  }
+}
+
+template <int ROWS, int COLS>
 INLINE void tile16(const Activations& a, int64_t row, const uint8_t* data, int64_t ins, F (*y)[COLS]) {
   for (int r = 0; r < ROWS; r++)
     for (int c = 0; c < COLS; c++) y[r][c] = set1(0);
@@ -505,6 +547,7 @@ static void tile(const Weight* w, const Activations& a, int64_t row, int64_t fir
   switch (w->kind) {
     case INT4: tile4<ROWS, COLS, false>(a, row, w->data + first * groups * TILE_BYTES, groups, nf4_levels, y); break;
     case NF4: tile4<ROWS, COLS, true>(a, row, w->data + first * groups * TILE_BYTES, groups, nf4_levels, y); break;
+    case INT8: tile8<ROWS, COLS>(a, row, w->data + first * groups * TILE8_BYTES, groups, y); break;
     case BFLOAT16: tile16<ROWS, COLS>(a, row, w->data + first * w->ins * 32, w->ins, y); break;
     default: tile32<ROWS, COLS>(a, row, w->data + first * w->ins * 64, w->ins, y);
   }

@@ -6,7 +6,8 @@ forward, from one copy of its weights. On a GPU 16 bits stay as they are, and th
 weight; 4 bits are put into the blocks of PyTorch's own kernel.
 
 In 4 bits, groups of a row's neighbours share a scale and a zero: a weight is (code - 8) * scale + zero, codes 0 … 15,
-scale and zero in bf16. On a CPU activations are rounded to 8 bits by the same groups; on CUDA they are bf16.
+scale and zero in bf16. On a CPU activations are rounded to 8 bits by the same groups; on CUDA they are bf16. The matrix
+of the vocabulary has 8 bits there: where the likeliest token is told from the next, 4 lose most.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from core.runners.program import (
     ENTER,
     FLOAT32,
     INT4,
+    INT8,
     NF4,
     PRODUCT,
     TILE,
@@ -176,7 +178,7 @@ def int4_obstacle(device: torch.device) -> str | None:
 def _packed(weight: Tensor) -> Packed:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    return Packed([linear], int4=True)
+    return Packed([linear], 4)
 
 
 def _blocked(codes: Tensor) -> Tensor:
@@ -221,13 +223,13 @@ class Packed(nn.Module):
     """Linear layers of the same input as one product of the native pass.
 
     `rows` [n] are the layers' rows, counted through, in the order in which they are wanted, `columns` likewise; -1 is a
-    row or column of zeros. `int4` quantises floats of 16 bits or more.
+    row or column of zeros. `bits` 4 or 8 quantises floats of 16 bits or more.
     """
 
     def __init__(
         self,
         linears: Sequence[Any],
-        int4: bool = False,
+        bits: int = 16,
         rows: Tensor | None = None,
         columns: Tensor | None = None,
     ) -> None:
@@ -237,7 +239,7 @@ class Packed(nn.Module):
         self._columns = columns
         self._width = linears[0].in_features if columns is None else len(columns)
         tiles, ins = filled(len(self._rows), TILE) // TILE, filled(self._width)
-        kind, data = self._laid_out(linears, int4, tiles * TILE, ins)
+        kind, data = self._laid_out(linears, bits, tiles * TILE, ins)
         data = pages.hold(data)
         bias = None
         if linears[0].bias is not None:
@@ -248,7 +250,7 @@ class Packed(nn.Module):
         self.native = Weight(kind, data, tiles, ins, bias)
         self._alone: tuple[Program, Workspace] | None = None
 
-    def _laid_out(self, linears: Sequence[Any], int4: bool, rows: int, columns: int) -> tuple[int, Tensor]:
+    def _laid_out(self, linears: Sequence[Any], bits: int, rows: int, columns: int) -> tuple[int, Tensor]:
         if hasattr(linears[0].weight, "quant_state"):
             if self._columns is None and self._width % 64 == 0:
                 codes, scales = (torch.cat(each) for each in zip(*(nf4_of(linear) for linear in linears)))
@@ -261,7 +263,9 @@ class Packed(nn.Module):
         if self._columns is not None:
             matrix = picked(matrix.t(), self._columns).t()
         matrix = fill(matrix, rows, columns)
-        if int4:
+        if bits == 8:
+            return INT8, in_tiles8(*quantise8(matrix))
+        if bits == 4:
             codes, scales = quantise(matrix, GROUP)
             return INT4, in_tiles(codes.to(torch.uint8), scales.transpose(0, 1).reshape(rows, -1).view(torch.int16))
         if matrix.dtype == torch.bfloat16:
@@ -310,6 +314,23 @@ def in_tiles(codes: Tensor, scales: Tensor) -> Tensor:
     return torch.cat([packed, scaling.view(tiles, groups, 64)], 2).contiguous()
 
 
+def quantise8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes int8 and scales float32 [rows, columns / 32] of a weight [rows, columns]: a group's largest is 127."""
+    groups = weight.float().view(len(weight), -1, GROUP)
+    scales = groups.abs().amax(-1) / 127
+    codes = (groups / scales.clamp_min(1e-12)[..., None]).round_().to(torch.int8)
+    return codes.view(weight.shape), scales
+
+
+def in_tiles8(codes: Tensor, scales: Tensor) -> Tensor:
+    """The same of codes int8 [rows, columns] and a scale for each group, float32 [rows, columns / 32]: uint8
+    [rows / 16, columns / 32, 576], eight times sixteen rows of four neighbours, and the scales."""
+    tiles, groups = codes.shape[0] // TILE, codes.shape[1] // GROUP
+    packed = codes.view(tiles, TILE, groups, 8, 4).permute(0, 2, 3, 1, 4).reshape(tiles, groups, 512)
+    scaling = scales.view(tiles, TILE, groups).transpose(1, 2).contiguous().view(torch.uint8)
+    return torch.cat([packed.view(torch.uint8), scaling.view(tiles, groups, 64)], 2).contiguous()
+
+
 def nf4_of(linear: Any) -> tuple[Tensor, Tensor]:
     """Codes uint8 [rows, columns] of a layer of bitsandbytes, and in float32 [rows, columns / 64] what 1 / 127 is."""
     state = linear.weight.quant_state
@@ -356,7 +377,7 @@ def share(owner: nn.Module, names: Sequence[str], product: Fused) -> Fused:
 def pack(
     owner: nn.Module,
     names: Sequence[str],
-    int4: bool = False,
+    bits: int = 16,
     rows: Tensor | None = None,
     columns: Tensor | None = None,
 ) -> Weight:
@@ -364,4 +385,4 @@ def pack(
     linears: list[Any] = [getattr(owner, name) for name in names]
     if isinstance(linears[0], Share) and isinstance(linears[0].product, Packed):  # packed before
         return linears[0].product.native
-    return share(owner, names, Packed(linears, int4, rows, columns)).native
+    return share(owner, names, Packed(linears, bits, rows, columns)).native

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from core.runners.library import library
 
-FLOAT32, BFLOAT16, INT4, NF4 = range(4)
+FLOAT32, BFLOAT16, INT4, NF4, INT8 = range(5)
 EMBED, COPY, ENTER, NORM, PRODUCT, GATED, HEADS, TURN, ATTEND, LOGITS = range(10)
 ADDED, WIDE, GELU, FOR_ALL = 1, 2, 4, 8
 GROUP, TILE = 32, 16

@@ -17,7 +17,18 @@ from core.records import Settings
 from core.runners.architecture import NativeNetwork
 from core.runners.graph import fused_for, why_not_static
 from core.runners.native import NativeRunner
-from core.runners.products import Int4, Packed, Share, dequantise, group_for, in_pairs, int4_obstacle, pack, quantise
+from core.runners.products import (
+    Int4,
+    Packed,
+    Share,
+    dequantise,
+    group_for,
+    in_pairs,
+    int4_obstacle,
+    pack,
+    quantise,
+    quantise8,
+)
 from core.runners.static_layers import StaticNetwork, bring_in_int4
 
 CPU = torch.device("cpu")
@@ -80,14 +91,14 @@ def test_layers_go_on_as_shares_of_their_product(product):
     owner = nn.ModuleDict({name: nn.Linear(64, rows, dtype=dtype) for name, rows in zip("qkv", (64, 30, 32))})
     x = normal(2, 3, 64).to(dtype)
     before = torch.cat([owner[name](x) for name in "qkv"], dim=-1)
-    pack(owner.requires_grad_(False), "qkv", product == "int4")
+    pack(owner.requires_grad_(False), "qkv", 4 if product == "int4" else 16)
     assert isinstance(owner["q"], Share) and not list(owner.parameters())
     found = torch.cat([owner[name](x) for name in "qkv"], dim=-1)
     within = {"int4": 0.3, "bf16": 0.02, "fp32": 1e-5}[product]
     torch.testing.assert_close(found, before, rtol=within / 10, atol=within)
 
 
-@pytest.mark.parametrize("kind", ["int4", "bf16", "fp32"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
 @pytest.mark.parametrize("shape", [(1536, 576), (64, 1536), (8192, 64)])
 def test_a_row_does_not_depend_on_the_rows_beside_it(shape, kind):
     """The law of what is written would else depend on what is drafted: each row of a product over many is, to the
@@ -95,7 +106,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(shape, kind):
     dtype = torch.float32 if kind == "fp32" else torch.bfloat16
     linear = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
     linear.weight.data = normal(*shape).to(dtype)
-    product = Packed([linear.requires_grad_(False)], kind == "int4")
+    product = Packed([linear.requires_grad_(False)], {"int4": 4, "int8": 8}.get(kind, 16))
     x = normal(17, shape[1], seed=2)
     alone = torch.cat([product(row[None]) for row in x])
     for n in (*range(1, 10), 12, 16, 17):
@@ -103,16 +114,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(shape, kind):
     assert torch.equal(product(x.flip(0)), alone.flip(0))
 
 
-def test_the_product_rounds_activations_to_eight_bits_by_groups_and_nothing_else():
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_product_rounds_activations_to_eight_bits_by_groups_and_nothing_else(bits):
     """Against exact sums over the same codes and the activations as they are rounded."""
     linear = nn.Linear(96, 48, bias=False, dtype=torch.bfloat16).requires_grad_(False)
     linear.weight.data = normal(48, 96).bfloat16()
     weight = dequantise(*quantise(linear.weight, 32)).double()
+    if bits == 8:
+        codes, scales = quantise8(linear.weight)
+        weight = (codes.view(48, 3, 32).double() * scales[..., None]).view(48, 96)
+        assert (weight - linear.weight).abs().max() <= 0.51 * scales.max()
     x = normal(5, 96, seed=1)
     groups = x.double().view(5, 3, 32)
     scale = groups.abs().amax(-1, keepdim=True) / 127
     rounded = ((groups / scale).round() * scale).view(5, 96)
-    torch.testing.assert_close(Packed([linear], True)(x).double(), rounded @ weight.t(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(Packed([linear], bits)(x).double(), rounded @ weight.t(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -1,5 +1,6 @@
 """Cost tables: what is timed, and behind what."""
 
+import copy
 from dataclasses import replace
 from itertools import count
 
@@ -221,7 +222,7 @@ def test_a_padded_pass_takes_what_its_width_takes():
 
 
 def test_a_model_that_pads_is_measured_up_to_trees(monkeypatch):
-    model = Model("m", target_of("llama"), None, "fp32", frozenset(), 512, VOCABULARY)
+    model = Model("m", copy.deepcopy(target_of("llama")), None, "fp32", frozenset(), 512, VOCABULARY)
     assert not model.pads and model.measured_lengths == MEASURED_LENGTHS
     model.runner_kind, model._fused = GraphRunner.kind, None
     asked = []

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from core.costs import CostTable
 from core.drafting.build import build_drafter
@@ -14,27 +15,20 @@ from core.records import Round, Settings, Token
 from core.runners.dynamic import DynamicRunner
 
 
-def idle_after(pair, layers):
-    """The pair's target with every layer past the first `layers` made to change nothing."""
-    network = pair.target.network
-    for layer in network.model.layers[layers:]:
-        layer.self_attn.o_proj.weight.data.zero_()
-        layer.mlp.down_proj.weight.data.zero_()
-    return network
-
-
 @pytest.fixture
-def target(pair):
-    """A model of its own over the weights of the pair, put back afterwards."""
-    state = {name: value.clone() for name, value in pair.target.network.state_dict().items()}
-    model = Model(
-        "target", pair.target.network, pair.target.tokenizer, "fp32", frozenset(), 256, pair.target.vocab_size
-    )
-    model.costs = CostTable({1: 1.0, 16: 1.1})
-    yield model
-    with torch.no_grad():
-        for name, value in pair.target.network.state_dict().items():
-            value.copy_(state[name])
+def idle_after(pair, pair_folder):
+    """Makes a model of the pair's target with every layer past so many made to change nothing."""
+
+    def make(layers):
+        network = AutoModelForCausalLM.from_pretrained(pair_folder / "target").eval().requires_grad_(False)
+        for layer in network.model.layers[layers:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model = Model("target", network, pair.target.tokenizer, "fp32", frozenset(), 256, pair.target.vocab_size)
+        model.costs = CostTable({1: 1.0, 16: 1.1})
+        return model
+
+    return make
 
 
 @pytest.fixture
@@ -53,23 +47,22 @@ def timed(monkeypatch):
     return set_times
 
 
-def test_the_exit_that_agrees_is_chosen(pair, target, timed):
+def test_the_exit_that_agrees_is_chosen(idle_after, timed):
     """Of four layers the last two do nothing: leaving after two agrees always, after one seldom."""
-    idle_after(pair, 2)
-    assert measure_exit_layer(target) == (2, 1.0)
+    assert measure_exit_layer(idle_after(2)) == (2, 1.0)
 
 
-def test_the_cheaper_of_two_that_agree(pair, target, timed):
+def test_the_cheaper_of_two_that_agree(idle_after, timed):
     """If everything past the first layer does nothing, the first is as good and costs half."""
-    idle_after(pair, 1)
+    target = idle_after(1)
     assert exit_layer(target, None) == 1
     assert target.exit_layer == 1  # measured once
 
 
-def test_what_is_timed_decides_not_the_share_of_layers(pair, target, timed):
+def test_what_is_timed_decides_not_the_share_of_layers(idle_after, timed):
     """Both exits agree, and the later one is the cheaper: its pass costs the same, most of it the head, and leaves
     less to the full pass, which resumes from it."""
-    idle_after(pair, 1)
+    target = idle_after(1)
     timed(lambda layers: 0.3, lambda layers, n: 1.0 - layers / 4)
     assert exit_layer(target, None) == 2
 
@@ -102,17 +95,19 @@ def test_an_exit_that_never_agrees_is_only_probed(pair, timed, monkeypatch, agre
     assert controller.next([]) == first
 
 
-def test_the_one_asked_for(target):
+def test_the_one_asked_for(idle_after):
     """Any layer but the last may be asked for; nothing is measured then."""
+    target = idle_after(4)
     assert exit_layer(target, 3) == 3
     assert target.exit_layer is None
     with pytest.raises(UserError, match="between 1 and 3"):
         exit_layer(target, 4)
 
 
-def test_the_view_is_the_whole_model_where_the_rest_is_idle(pair, target):
+def test_the_view_is_the_whole_model_where_the_rest_is_idle(idle_after):
     """What the measurement stands on: exit logits equal the full ones when later layers change nothing."""
-    runner = DynamicRunner(idle_after(pair, 2), pair.target.vocab_size)
+    target = idle_after(2)
+    runner = DynamicRunner(target.network, target.vocab_size)
     ids = torch.arange(1, 12)
     whole = runner.feed(ids)
     runner.reset()

@@ -8,7 +8,7 @@ from core.progress import never
 from core.runners import prefill
 from core.runners.features import Features
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE = {"rtol": 1e-4, "atol": 5e-5}  # the native pass adds up in another order
 TREE = [-1, 0, 0, 1, 1, 2, 3]
 BOUNDARIES = (1, 0)
 """Out of order on purpose: rows come in the order asked for."""

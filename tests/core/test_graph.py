@@ -3,6 +3,7 @@
 `test_caches.py`, `test_greedy.py` and `test_law.py` run over it too; here is what is its own.
 """
 
+import copy
 from functools import cache
 
 import pytest
@@ -216,7 +217,7 @@ def test_a_run_makes_room_once(captured_here):
 
 
 def test_a_runner_that_grew_beyond_the_usual_is_not_kept():
-    model = Model("m", target_of("llama"), None, "fp32", frozenset(), 100_000, VOCABULARY)
+    model = Model("m", copy.deepcopy(target_of("llama")), None, "fp32", frozenset(), 100_000, VOCABULARY)
     model.runner_kind, model._fused = GraphRunner.kind, None
     for room, kept in ((USUAL, 1), (USUAL + ROOM + 1, 0), (10, 1)):
         with model.lease(room):
@@ -254,7 +255,7 @@ def test_a_failed_capture_loses_neither_run_nor_result(captured_here, monkeypatc
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr("core.runners.capture.record", fail)
-    network, ids = target_of("llama"), torch.tensor(random_prompt(6))
+    network, ids = copy.deepcopy(target_of("llama")), torch.tensor(random_prompt(6))
     model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
     model.runner_kind, model._fused = GraphRunner.kind, None
     with model.lease() as runner:

@@ -99,7 +99,7 @@ def draft_of(kind: str) -> nn.Module:
 
 @cache
 def fused_of(network: nn.Module) -> NativeNetwork:
-    return NativeNetwork(network)
+    return NativeNetwork(copy.deepcopy(network))  # the layers of the copy become shares of their products
 
 
 AnyRunner = DynamicRunner | NativeRunner | GraphRunner

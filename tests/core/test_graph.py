@@ -208,7 +208,7 @@ def test_a_run_makes_room_once(captured_here):
     assert len(runner._captures) == 2
     (shared,) = runner._captures._outputs.values()  # what memory estimates count, however many are captured
     assert shared.shape == (LONGEST, VOCABULARY)
-    model = Model("m", network, None, "fp32", frozenset(), 64, VOCABULARY)
+    model = Model("m", copy.deepcopy(network), None, "fp32", frozenset(), 64, VOCABULARY)
     model.runner_kind, model._fused = GraphRunner.kind, None
     with model.lease(50) as leased:
         assert leased._store.capacity >= 50 + ROOM

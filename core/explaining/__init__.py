@@ -98,8 +98,8 @@ def _tensors(run: Run, cached: int, fed: int, tree: bool) -> tuple[TracedTensor,
     vocabulary = real if isinstance(real, int) else geometry.vocabulary
     surplus = geometry.vocabulary - vocabulary
     cut = f"without {surplus:,} rows of padding" if surplus else "nothing of it is padding"
-    kept = TracedTensor("out", "rows to judge by", (fed, vocabulary), geometry.dtype, cut)
-    return (*trace_pass(geometry, cached, fed, tree), kept)
+    *passed, logits = trace_pass(geometry, cached, fed, tree)
+    return (*passed, logits, TracedTensor("out", "rows to judge by", (fed, vocabulary), logits.dtype, cut))
 
 
 def logits_rows(parents: Sequence[int | None]) -> tuple[LogitsRow, ...]:

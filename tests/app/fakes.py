@@ -32,7 +32,7 @@ CODE = (
 COSTS = {"1": 0.0078, "2": 0.0080, "4": 0.0085, "6": 0.0091, "9": 0.0102, "16": 0.0130}
 SHAPE = {
     "dtype": "bfloat16",
-    "runner": "fused",
+    "runner": "native",
     "attention": "sdpa",
     "position_table": False,
     "head_size": 64,

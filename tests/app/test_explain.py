@@ -68,12 +68,12 @@ def test_six_steps_with_the_rounds_own_numbers():
 
 
 def test_the_shapes_are_those_of_the_round():
-    """Two cached (the prompt's last token is the newest), four fed; 3 query heads below each other, as fused."""
+    """Two cached (the prompt's last token is the newest), four fed, as the native pass of a CPU has them."""
     text = words(walk(sampled_run(), 0))
     assert "token ids (4,)" in text
-    assert "scores (1, 2, 12, 6)" in text
-    assert "[(1, 2, 18, 6)]" in text
-    assert "logits (4, 4,096)" in text
+    assert "scores (4, 6, 6)" in text
+    assert "[(6, 6, 6)]" in text
+    assert "logits float32 (4, 4,096)" in text and "rows to judge by float32 (4, 4,096)" in text
 
 
 def test_the_mask_lights_what_each_row_sees():
@@ -294,7 +294,7 @@ def test_the_trace_of_a_document(tab):
     found = tab.trace(document)
     assert found["fed"] == 1 + len(found["tokens"]["drafted"])
     assert [row["judges"] for row in found["rows"]][:2] == [(0,), (1,)]
-    assert {t["name"] for t in found["tensors"]} >= {"queries", "keys", "scores", "mask", "logits"}
+    assert {t["name"] for t in found["tensors"]} >= {"queries", "keys", "scores", "attention", "logits"}
     assert found["traffic"]["target_weights"] == len(document["runs"][0]["rounds"]) * 26_400_000
     assert tab.trace(document["runs"][0], 0)["index"] == 0
     for wrong in ({}, {"schema": 1}, {"schema": 1, "runs": []}):

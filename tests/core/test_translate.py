@@ -374,7 +374,7 @@ def test_what_a_translated_pair_offers(pair):
 
 
 def test_same_tokenizer_needs_no_translation(pair, tmp_path):
-    pair.target.network.save_pretrained(tmp_path)
+    pair.target.load_again().save_pretrained(tmp_path)
     pair.target.tokenizer.save_pretrained(tmp_path)
     settings = Settings(target=str(tmp_path), draft=str(tmp_path), device="cpu", precision="fp32")
     assert load_pair(settings).translation is None

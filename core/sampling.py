@@ -106,7 +106,7 @@ class Uniforms:
         """The drafter's [MOST_DRAFTED], and the judge's [MOST_DRAFTED + 1]."""
         if not self._left:
             shape = self.ROUNDS, 2 * MOST_DRAFTED + 1
-            block = torch.rand(shape, generator=self._generator, device=self._generator.device)
+            block = torch.rand(shape, generator=self._generator, device=self._generator.device, dtype=torch.float32)
             block.clamp_(max=HIGHEST)  # where a device rounds up to 1
             self._left = list(zip(block[:, :MOST_DRAFTED].unbind(), block[:, MOST_DRAFTED:].unbind()))[::-1]
         return self._left.pop()

@@ -203,7 +203,7 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
         rows: list[Tensor] = []
         above: list[Tensor] = []
         level = torch.full((1,), -1, device=self.runner.device)
-        reached = torch.zeros(1, device=self.runner.device)
+        reached = torch.zeros(1, device=self.runner.device, dtype=torch.float32)
         seen = torch.empty(1, 0, dtype=torch.bool, device=self.runner.device)
         while True:
             logits = head.logits(output)

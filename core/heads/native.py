@@ -135,7 +135,7 @@ class HeadPrograms:
         n, program = len(output), self.program
         each = self._work.fit(n, team.threads())
         self._work.buffers[HIDDEN][:n] = output
-        found = torch.empty(n, program.outs)
+        found = torch.empty(n, program.outs, dtype=torch.float32)
         each.first, each.last, each.wanted = program.starts[-1], len(program.steps), n
         each.logits = found.data_ptr()
         run(program, each)
@@ -201,7 +201,7 @@ class NativePasses:
     @torch.inference_mode()
     def _grow(self, capacity: int) -> None:
         layers, two, heads, size = self._shape
-        cache = torch.zeros(layers, two, heads, capacity, size)
+        cache = torch.zeros(layers, two, heads, capacity, size, dtype=torch.float32)
         if self._capacity:
             cache[:, :, :, : self._capacity] = self._cache
         self._cache, self._capacity = cache, capacity

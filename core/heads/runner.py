@@ -119,7 +119,7 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
 
 def _time_chain(runner: GraphHeadRunner, context: int, ids: Tensor, rows: Tensor, length: int) -> float:
     runner.truncate(context)
-    uniforms = torch.zeros(length, device=runner.device)
+    uniforms = torch.zeros(length, device=runner.device, dtype=torch.float32)
     synchronise(runner.device)
     start = time.perf_counter()
     runner.chain(ids, rows, length, lambda row, uniform: (row.max(-1).indices, None), "likeliest", uniforms)

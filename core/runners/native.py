@@ -50,7 +50,9 @@ class NativeRunner:
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         n, start = len(ids), self._length
         program = self._net.program(self.features.layers if self.features else ())
-        found = torch.empty(n, len(self.features.layers) * self._net.width) if self.features else None
+        found = None
+        if self.features:
+            found = torch.empty(n, len(self.features.layers) * self._net.width, dtype=torch.float32)
         resumable = self.exit and parents is None and not self.features
         held = self.exit.take(ids, start) if self.exit and resumable else None
         if held is None:
@@ -134,7 +136,7 @@ class NativeRunner:
         if hidden is not None:
             self._work.buffers[HIDDEN][:n] = hidden
         rows, cells = (chain(start, n), None) if parents is None else tree(parents, start)
-        logits = torch.empty(wanted, program.outs)
+        logits = torch.empty(wanted, program.outs, dtype=torch.float32)
         each.first, each.last, each.wanted = first, last, wanted
         each.ids, each.rows = ids.data_ptr(), rows.buffer_info()[0]
         each.cells = cells.buffer_info()[0] if cells else None

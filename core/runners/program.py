@@ -2,6 +2,9 @@
 
 The structures here mirror those of `native.cpp`, name by name. Widths of row buffers and columns of weights are filled
 up with zeros to multiples of 32, heads to 16: the zeros add nothing to any sum.
+
+Every tensor that a pass writes to names its type: PyTorch's default is everybody's, and transformers changes it for as
+long as it loads a model in some other thread.
 """
 
 from __future__ import annotations
@@ -214,7 +217,7 @@ class Workspace:
         if rows > self._rows or threads > self._threads or (self._rows > self.FEW >= rows):
             self._rows, self._threads = max(rows, 16), max(threads, self._threads)
             with torch.inference_mode(False):  # transformers' own forward writes into them too
-                self.buffers = [torch.zeros(self._rows, width) for width in self._widths]
+                self.buffers = [torch.zeros(self._rows, width, dtype=torch.float32) for width in self._widths]
             a_row = 4 * self._widest + 2 * GROUP
             sizes = [self._rows * a_row] * 2 + [ALONE * a_row] * (2 * self._threads)
             self._activations = [torch.empty(size // 4, dtype=torch.int32) for size in sizes]

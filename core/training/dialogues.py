@@ -253,7 +253,7 @@ def sample(
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    heat = torch.tensor(temperatures, device=device)
+    heat = torch.tensor(temperatures, device=device, dtype=torch.float32)
     live = list(range(len(prompts)))
     written: list[list[int]] = [[] for _ in prompts]
     cache = DynamicCache()

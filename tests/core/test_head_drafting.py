@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from heads import CONFIG, REDUCED, VARIANTS, fused_head, random_head, taught_head, true_features
-from tiny import VOCABULARY, random_prompt, target_of, target_runner
+from tiny import VOCABULARY, bfloat16_by_default, random_prompt, target_of, target_runner
 
 from core.decoding import speculative, take_step
 from core.drafting.head import HeadDrafter
@@ -74,6 +74,10 @@ def test_the_native_pass_of_a_head_is_the_network_s_own(variant):
     ids = torch.tensor(text[1:])
     found = torch.cat([native.read(ids[a:b], features[a:b]) for a, b in ((0, 7), (7, 8), (8, 29))])
     assert torch.equal(found, HeadRunner(head).read(ids, features))
+    logits = head.logits(found)
+    with bfloat16_by_default():
+        assert torch.equal(found, HeadRunner(head, capacity=8).read(ids, features))
+        assert torch.equal(logits, head.logits(found))
     expected = eager.read(ids, features)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(head.logits(expected), head.network_logits(expected), rtol=1e-4, atol=1e-4)

@@ -1,11 +1,14 @@
-"""How many threads a model is run with."""
+"""How many threads a model is run with, and what other threads may do meanwhile."""
 
 import pytest
 import torch
+from tiny import bfloat16_by_default
 
+from core import generate
 from core.loading import load_model
 from core.loading import model as threads
 from core.runners.program import team
+from core.settings import Settings
 
 
 @pytest.fixture
@@ -51,3 +54,14 @@ def test_the_native_pass_has_a_team_of_its_own(pair_folder):
     finally:
         torch.set_num_threads(before[0])
         team.size = before[1]
+
+
+@pytest.mark.parametrize("method", ["plain", "draft", "tree", "early-exit"])
+def test_a_run_is_the_same_while_another_thread_loads_a_model(pair, method):
+    """For as long as it loads one, transformers changes PyTorch's default type, and that for all threads."""
+    settings = Settings(method=method, temperature=0.9, seed=3, max_new_tokens=24)
+    expected = generate(pair, "the quick", settings).token_ids
+    for model in (pair.target, pair.draft):
+        model.drop_idle()
+    with bfloat16_by_default():
+        assert generate(pair, "the quick", settings).token_ids == expected

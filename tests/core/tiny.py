@@ -1,6 +1,8 @@
 """Random tiny models of many architectures: enough to meet every kind of cache, small enough for milliseconds."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -124,3 +126,14 @@ def draft_runner(kind: str) -> AnyRunner:
 
 def random_prompt(length: int) -> list[int]:
     return torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+@contextmanager
+def bfloat16_by_default() -> Iterator[None]:
+    """PyTorch as all threads find it for as long as transformers loads a model in one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

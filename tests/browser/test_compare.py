@@ -147,9 +147,9 @@ def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
     finished = int(found[1])
     assert 1 <= finished < int(found[2]) == len(read_prompts())
     documents = page.evaluate(f"{VIEW}.runs")
-    assert all(
-        documents[lane][str(prompt)]["stop_reason"] != "cancelled" for lane in "123" for prompt in range(finished)
-    )
+    done = [sum(run["stop_reason"] != "cancelled" for run in documents[lane].values()) for lane in "123"]
+    assert max(done) == finished, "of the lane that came furthest"
+    assert min(done) >= max(1, finished - 1), "no lane begins a prompt that another has not finished before"
     assert "–" not in page.evaluate(COLUMN, 1)
 
 

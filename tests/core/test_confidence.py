@@ -180,9 +180,10 @@ def test_a_token_costs_its_drawing_and_its_judging():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_run_tells_how_sure_its_drafter_was(pair, temperature):
+def test_a_run_tells_how_sure_its_drafter_was(pair, temperature, monkeypatch):
     """And why each draft ended; what a document tells can be read again."""
-    pair.target.costs, pair.draft.costs = CostTable({1: 1.0, 17: 1.6}), CostTable({1: 0.05, 17: 0.1}, 0.05)
+    monkeypatch.setattr(pair.target, "costs", CostTable({1: 1.0, 17: 1.6}))
+    monkeypatch.setattr(pair.draft, "costs", CostTable({1: 0.05, 17: 0.1}, 0.05))
     settings = Settings(temperature=temperature, max_new_tokens=40, ignore_eos=True)
     with open_lane(pair, "the quick brown fox jumps over", settings) as lane:
         rounds = list(lane)

@@ -8,6 +8,7 @@ of a small model becomes tens of times slower; so more threads must earn their p
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -349,10 +350,10 @@ def fastest_threads(work: Callable[[], object], use: Callable[[int], None], repe
     most = torch.get_num_threads()
     if os.environ.get("OMP_NUM_THREADS") or most == 1:
         return most
-    seconds = {}
-    for count in (1, most):
+    seconds = {1: math.inf, most: math.inf}
+    for count in 2 * (1, most):  # loading may leave something busy for a moment
         use(count)
-        seconds[count] = _time(work, repeats)
+        seconds[count] = min(seconds[count], _time(work, repeats))
     return most if seconds[1] > WORTH_IT * seconds[most] else 1
 
 

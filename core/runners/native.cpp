@@ -311,7 +311,7 @@ INLINE F exponential(F x) {  // the polynomial of Cephes' expf; 0 below -87, whi
   return mul(sum, power_of_two(power));
 }
 
-// ---- what a pass is made of: mirrors of the structures in native.py ----------------------------------------------------
+// ---- what a pass is made of: mirrors of the structures in program.py ----------------------------------------------------
 
 enum Kind { FLOAT32, BFLOAT16, INT4, NF4, INT8 };
 
@@ -377,8 +377,7 @@ typedef struct {
 } Pass;
 
 #define GROUP 32
-#define TILE_BYTES 320  // of a group of 32 columns in 4 bits: 256 of codes, 64 of scales
-#define TILE8_BYTES 576 // the same in 8 bits: 512 of codes
+#define TILE_BYTES(kind) ((kind) == INT8 ? 576 : 320)  // of a group of 32 columns: codes, and 64 of scales
 
 // Activations of n rows for a weight of `ins` columns. In 8 bits: codes [n, ins], then scales and sums [n, ins / 32] of
 // the groups; else bf16 or float32 [n, ins].
@@ -421,76 +420,52 @@ INLINE void put_group(const Activations& a, int kind, int64_t row, int64_t colum
 
 // ---- products: ROWS rows of activations times COLS tiles of a weight, to y [ROWS][COLS][16] ---------------------------
 
-template <int ROWS, int COLS, bool LEVELS>
-INLINE void tile4(const Activations& a, int64_t row, const uint8_t* data, int64_t groups, const int8_t* levels, F (*y)[COLS]) {
-  const int64_t apart = groups * TILE_BYTES;
-  for (int r = 0; r < ROWS; r++)
-    for (int c = 0; c < COLS; c++) y[r][c] = set1(0);
-  const int8_t* codes = a.codes + row * a.ins;
-  const float *scales = a.scales + row * groups, *sums = a.sums + row * groups;
-  for (int64_t g = 0; g < groups; g++, data += TILE_BYTES) {
-    I part[ROWS][COLS];
-    for (int r = 0; r < ROWS; r++)
-      for (int c = 0; c < COLS; c++) part[r][c] = zero_i();
-#pragma GCC unroll 4
-    for (int word = 0; word < 4; word++) {
-      B low[COLS], high[COLS];
-      for (int c = 0; c < COLS; c++) {
-        const B both = bytes(data + c * apart + word * 64);
-        prefetch(data + c * apart + word * 64 + COLS * apart);
-        low[c] = low_nibbles(both);
-        high[c] = high_nibbles(both);
-        if (LEVELS) low[c] = look_up(low[c], levels), high[c] = look_up(high[c], levels);
-      }
-      for (int r = 0; r < ROWS; r++) {
-        const int8_t* x = codes + r * a.ins + g * GROUP + word * 8;
-        const B first = same4(x), second = same4(x + 4);
-        for (int c = 0; c < COLS; c++) {
-          part[r][c] = LEVELS ? dot_levels(part[r][c], low[c], first) : dot(part[r][c], low[c], first);
-          part[r][c] = LEVELS ? dot_levels(part[r][c], high[c], second) : dot(part[r][c], high[c], second);
-        }
-      }
-    }
-    for (int c = 0; c < COLS; c++) {
-      const uint8_t* at = data + c * apart + 256;
-      prefetch(at + COLS * apart);
-      // int4: (code - 8) · scale + zero. NF4: (level - its bias) · scale.
-      const F scale = LEVELS ? load((const float*)at) : low_half(at);
-      const F offset = LEVELS ? mul(scale, set1(-LEVELS_BIAS)) : fma16(scale, set1(-8), high_half(at));
-      for (int r = 0; r < ROWS; r++) {
-        y[r][c] = fma16(to_float(part[r][c]), mul(scale, set1(scales[r * groups + g])), y[r][c]);
-        y[r][c] = fma16(offset, set1(sums[r * groups + g]), y[r][c]);
-      }
-    }
-  }
-}
+static int8_t nf4_levels[16];
 
-template <int ROWS, int COLS>
-INLINE void tile8(const Activations& a, int64_t row, const uint8_t* data, int64_t groups, F (*y)[COLS]) {
-  const int64_t apart = groups * TILE8_BYTES;
+// Of a weight in codes: INT4, NF4 or INT8.
+template <int ROWS, int COLS, int KIND>
+INLINE void tile_of_codes(const Activations& a, int64_t row, const uint8_t* data, int64_t groups, F (*y)[COLS]) {
+  constexpr int words = KIND == INT8 ? 8 : 4, size = TILE_BYTES(KIND);  // words of 64 bytes; in 4 bits two codes a byte
+  const int64_t apart = groups * size;
   for (int r = 0; r < ROWS; r++)
     for (int c = 0; c < COLS; c++) y[r][c] = set1(0);
   const int8_t* codes = a.codes + row * a.ins;
   const float *scales = a.scales + row * groups, *sums = a.sums + row * groups;
-  for (int64_t g = 0; g < groups; g++, data += TILE8_BYTES) {
+  for (int64_t g = 0; g < groups; g++, data += size) {
     I part[ROWS][COLS];
     for (int r = 0; r < ROWS; r++)
       for (int c = 0; c < COLS; c++) part[r][c] = zero_i();
 #pragma GCC unroll 8
-    for (int word = 0; word < 8; word++) {
-      B four[COLS];
+    for (int word = 0; word < words; word++) {
+      B low[COLS], high[COLS];
       for (int c = 0; c < COLS; c++) {
-        four[c] = biased(bytes(data + c * apart + word * 64));
+        const B all = bytes(data + c * apart + word * 64);
         prefetch(data + c * apart + word * 64 + COLS * apart);
+        if (KIND == INT8) {
+          low[c] = biased(all);
+          continue;
+        }
+        low[c] = low_nibbles(all);
+        high[c] = high_nibbles(all);
+        if (KIND == NF4) low[c] = look_up(low[c], nf4_levels), high[c] = look_up(high[c], nf4_levels);
       }
       for (int r = 0; r < ROWS; r++) {
-        const B x = same4(codes + r * a.ins + g * GROUP + word * 4);
-        for (int c = 0; c < COLS; c++) part[r][c] = dot_levels(part[r][c], four[c], x);
+        const int8_t* x = codes + r * a.ins + g * GROUP + word * (GROUP / words);
+        const B first = same4(x);
+        for (int c = 0; c < COLS; c++)
+          part[r][c] = KIND == INT4 ? dot(part[r][c], low[c], first) : dot_levels(part[r][c], low[c], first);
+        if (KIND == INT8) continue;
+        const B second = same4(x + 4);
+        for (int c = 0; c < COLS; c++)
+          part[r][c] = KIND == INT4 ? dot(part[r][c], high[c], second) : dot_levels(part[r][c], high[c], second);
       }
     }
     for (int c = 0; c < COLS; c++) {
-      const F scale = load((const float*)(data + c * apart + 512)), offset = mul(scale, set1(-LEVELS_BIAS));
-      prefetch(data + c * apart + 512 + COLS * apart);
+      const uint8_t* at = data + c * apart + words * 64;
+      prefetch(at + COLS * apart);
+      // int4: (code - 8) · scale + zero. The others: (level or code, less its bias) · scale.
+      const F scale = KIND == INT4 ? low_half(at) : load((const float*)at);
+      const F offset = KIND == INT4 ? fma16(scale, set1(-8), high_half(at)) : mul(scale, set1(-LEVELS_BIAS));
       for (int r = 0; r < ROWS; r++) {
         y[r][c] = fma16(to_float(part[r][c]), mul(scale, set1(scales[r * groups + g])), y[r][c]);
         y[r][c] = fma16(offset, set1(sums[r * groups + g]), y[r][c]);
@@ -538,16 +513,14 @@ INLINE void tile32(const Activations& a, int64_t row, const uint8_t* data, int64
         y[r][c] = fma16(load(weight + (c * ins + i) * 16), set1(a.floats[(row + r) * a.ins + i]), y[r][c]);
 }
 
-static int8_t nf4_levels[16];
-
 template <int ROWS, int COLS>
 static void tile(const Weight* w, const Activations& a, int64_t row, int64_t first, float* out, int64_t stride) {
   F y[ROWS][COLS];
   const int64_t groups = w->ins / GROUP;
   switch (w->kind) {
-    case INT4: tile4<ROWS, COLS, false>(a, row, w->data + first * groups * TILE_BYTES, groups, nf4_levels, y); break;
-    case NF4: tile4<ROWS, COLS, true>(a, row, w->data + first * groups * TILE_BYTES, groups, nf4_levels, y); break;
-    case INT8: tile8<ROWS, COLS>(a, row, w->data + first * groups * TILE8_BYTES, groups, y); break;
+#define CODES(KIND) \
+  case KIND: tile_of_codes<ROWS, COLS, KIND>(a, row, w->data + first * groups * TILE_BYTES(KIND), groups, y); break;
+    CODES(INT4) CODES(NF4) CODES(INT8)
     case BFLOAT16: tile16<ROWS, COLS>(a, row, w->data + first * w->ins * 32, w->ins, y); break;
     default: tile32<ROWS, COLS>(a, row, w->data + first * w->ins * 64, w->ins, y);
   }

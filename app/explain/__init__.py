@@ -32,6 +32,7 @@ from core.errors import UserError
 from core.explaining import trace_round
 from core.explaining.lossless import Progress
 from core.explaining.traffic import run_traffic
+from core.measuring.deciding import baseline_of
 from core.records import Run, Settings
 
 KINDS = {
@@ -361,17 +362,7 @@ def _find(visit: Visit, chosen: str | None) -> tuple[Run, Run | None]:
     run = runs[int(lane)]
     if not run.rounds:
         raise UserError("This run was stopped before its first round; there is nothing to explain. Choose another.")
-    return run, next((other for other in runs if _baseline(other, run)), None)
-
-
-def _baseline(other: Run, run: Run) -> bool:
-    return (
-        other is not run
-        and other.settings.method == "plain"
-        and bool(other.rounds)
-        and other.prompt_ids == run.prompt_ids
-        and other.environment["target"] == run.environment["target"]
-    )
+    return run, baseline_of(run, runs)
 
 
 def _run_of(document: Any) -> Run:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from core.drafting.methods import METHODS
 from core.errors import Cancelled, UserError
 from core.progress import Progress, Stop, never, silent
 from core.records import Round, Run
@@ -72,7 +73,7 @@ class Engine:
             except UserError:  # the download has better words for it
                 found = None
             if found and found["memory"]["fits"] == "no":
-                raise UserError(f"Nothing was downloaded. {found['sentences'][0]}")
+                raise UserError(f"Nothing was downloaded. {found['verdict'][0]}")
         fetch_pair(settings, progress, stop)
 
     def load(
@@ -173,7 +174,8 @@ class Engine:
 
     def inspect(self, settings: Settings, acceptance: Acceptance | None = None) -> dict[str, Any]:
         """The card of a pair, as `python -m core inspect --json` writes it; nothing is downloaded but small files.
-        `acceptance` is what was measured of the pair, if it was."""
+        `acceptance` is what was measured of the pair, if it was; nothing is predicted where the method leaves its draft
+        aside."""
         from core.drafting.build import known_costs
         from core.inspecting import inspect_pair
 
@@ -189,6 +191,7 @@ class Engine:
             held=self._held(),
             acceptance=acceptance,
             costs=known_costs(pair) if pair is not None else None,
+            drafts=METHODS[settings.method].network in ("draft", "head"),
         ).to_dict()
 
     def drafts(self, settings: Settings) -> list[tuple[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -104,12 +105,14 @@ def follow_pair(reasons: dict[str, str | None], method: str, layers: int, chat: 
     order = _usable(reasons)
     kept: dict[str, Any] = {} if method in order else {"value": order[0]}
     refused = _refusals(reasons)
+    news = replaced(reasons, method)
     return {
         "method": gr.update(choices=_choices(order), **kept),
         "refused": gr.update(value=refused, visible=bool(refused)),
         "exit_layer": gr.update(choices=_numbers(layers - 1), value="auto"),
         "chat": gr.update(visible=chat),
         "system": gr.update(visible=chat) if chat else gr.update(visible=False, value=""),
+        "news": gr.update(value=f'<p role="status">{escape(news)}</p>', visible=bool(news)),
     }
 
 

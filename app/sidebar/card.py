@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from core.drafting.methods import METHODS
 from core.inspecting.acceptance import EXPECTED, USUAL_RANGE
+from core.measuring.deciding import Gain
 from core.progress import in_bytes
 
 MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
@@ -21,16 +23,19 @@ def card_html(
     why: str = "",
     gated: bool = False,
     drafts: Sequence[tuple[str, float]] = (),
-    news: str = "",
+    method: str = "draft",
+    gain: Gain | None = None,
 ) -> str:
     """The card of an `Inspection` (core.inspecting), `to_dict()`; `why` is the catalogue's line on the pair, `drafts`
-    are other drafts for its target with the speed-up predicted for each, the best first; `news`: what the choice of the
-    pair changed elsewhere."""
+    are other drafts for its target with the speed-up predicted for each, the best first; `method` is the one chosen,
+    and `gain` what it brought this visitor."""
     headline, *rest = found["verdict"]
     if gated:
         rest.insert(0, "Gated: accept its terms on its Hub page, then log in (hf auth login) or set HF_TOKEN.")
     rest += [why] if why else []
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found))
+    rows = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found, method, gain)
+    )
     best = "".join(f"<li>{escape(name)}, {speedup:.1f}×</li>" for name, speedup in drafts[:MOST_DRAFTS])
     more = "".join(f"<li>{escape(sentence)}</li>" for sentence in rest)
     level = found["level"]
@@ -38,7 +43,6 @@ def card_html(
         f'<div class="pair-card" data-level="{escape(level)}"><p class="pair-verdict">'
         f'<b aria-hidden="true">{MARKS[level]}</b><span class="for-ears">{LEVELS[level]}: </span>'
         f"{escape(headline)}</p>"
-        + (f'<p class="pair-news" role="status">{escape(news)}</p>' if news else "")
         + f"<dl>{rows}</dl>"
         + (f'<p class="pair-drafts">{_DRAFTS}</p><ul>{best}</ul>' if best else "")
         + (f"<details><summary>{len(rest)} more to know</summary><ul>{more}</ul></details>" if rest else "")
@@ -114,30 +118,52 @@ def _gained(outlook: dict[str, Any], at: int) -> str:
     return f"{gain['speedup']:.2f}×, {gain['draft_length']} drafted" if gain["draft_length"] else "no gain"
 
 
-def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Download, memory, layers and predicted speed-up, each in a few characters."""
+def facts(found: dict[str, Any], method: str, gain: Gain | None = None) -> list[tuple[str, str]]:
+    """Download, memory, layers and the speed-up to expect, each in a few characters."""
     target, draft, memory = found["target"], found["draft"], found["memory"]
     rows = [("Download", _download([m for m in (target, draft) if m]))]
     needed = in_bytes(memory["needed"])
     rows.append(("Memory", f"{needed} of {in_bytes(memory['free'])} free" if memory["free"] is not None else needed))
-    if draft:
+    if draft and METHODS[method].network in ("draft", "head"):
         rows.append(
             ("Draft", f"{draft['layers']} of {target['layers']} layers, {found['bytes_ratio']:.0%} of the bytes")
         )
-    if found["predictions"]:
-        rows += _predicted(found["predictions"][0], found["acceptance"])
-    return rows
+    expected = _had(gain) if gain else _expected(found, method)
+    return [*rows, ("Speed-up", expected)] if expected else rows
 
 
-def _predicted(prediction: dict[str, Any], acceptance: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _had(gain: Gain) -> str:
+    """What the method brought in the visitor's own races."""
+    races = "run" if gain.races == 1 else f"{gain.races} runs"
+    told = f"{gain.speedup:.2f}× ({gain.low:.2f} to {gain.high:.2f}) in your last {races} here"
+    return f"about the same as plain: {told}" if gain.same else told
+
+
+def _expected(found: dict[str, Any], name: str) -> str:
+    """What is predicted of a method before a visitor has run it."""
+    method = METHODS[name]
+    if not method.drafts:
+        return "none: plain decoding is what the others are held against"
+    if method.network not in ("draft", "head"):
+        return f"{'only where the text repeats itself' if method.ngram else 'not predicted'}; your first run tells"
+    if not found["predictions"]:
+        return ""
+    chain = _predicted(found["predictions"][0], found["acceptance"])
+    if method.ngram:
+        return f"{chain}; more where the text repeats itself"
+    return f"as a chain {chain}; your first run tells of the tree" if method.tree else chain
+
+
+def _predicted(prediction: dict[str, Any], acceptance: dict[str, Any] | None) -> str:
     """What is predicted at the acceptance that was measured and where that was; else an if, with who says it is
     usual."""
     low, high = prediction["forecasts"][0], prediction["forecasts"][-1]
     if (measured := prediction["measured"]) and acceptance:
-        rate = f"{acceptance['rate']:.0%}"
-        return [("Predicted", f"{_gain(measured)} at {rate} accepted, measured {acceptance['where']}")]
+        between = f" ({' to '.join(map(_gain, ends))})" if (ends := prediction["between"]) else ""
+        rate = f"{acceptance['rate']:.0%} accepted as measured {acceptance['where']}"
+        return f"{_gain(measured)}{between} predicted, {rate}"
     rates = f"{low['acceptance']:.0%} to {high['acceptance']:.0%}"
-    return [("Predicted", f"{_gain(low)} to {_gain(high)} if {rates} were accepted, {USUAL_RANGE}")]
+    return f"{_gain(low)} to {_gain(high)} predicted if {rates} were accepted, {USUAL_RANGE}"
 
 
 def _gain(forecast: dict[str, Any]) -> str:

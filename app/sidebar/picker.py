@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from typing import Any
@@ -18,19 +18,21 @@ from app.serving.device import Device
 from app.serving.turns import Event, guarded, sentence, with_device
 from app.serving.visit import Visit
 from app.settings import NAMED, pair_from
-from app.sidebar import control, follow_pair, replaced
+from app.sidebar import control, follow_pair
 from app.sidebar.card import card_html, outlooks_html, trouble_html, waiting_html
 from core.drafting.methods import HEAD, HEADS, METHODS, Means, method_of
 from core.errors import UserError
 from core.inspecting.acceptance import Acceptance, of_runs
 from core.inspecting.catalogue import Found
+from core.measuring.deciding import Gain, baseline_of, gain_of
 from core.progress import in_bytes, never
+from core.records import Run
 from core.settings import POCKET_NAME, Settings
 
 OTHER = "other…"
 BUNDLED = f"{POCKET_NAME} (bundled)"
-FOLLOWING = ("method", "refused", "exit_layer", "chat", "system")
-"""Controls that depend on the pair."""
+FOLLOWING = ("method", "refused", "exit_layer", "chat", "system", "news")
+"""What depends on the pair: controls, and what its choice changed of them."""
 PLACEHOLDERS = {
     "target": "owner/model, folder or file.gguf",
     "draft": "owner/model, folder, file.gguf, or empty",
@@ -119,6 +121,7 @@ class Picker:
             },
         }
         controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
+        controls["news"] = html_block(visible=False, elem_id="pair-news")
         controls["gpu"] = gr.Dropdown(
             self.engine.gpus(),
             value=[],
@@ -145,7 +148,7 @@ class Picker:
     ) -> None:
         """Fill the fields when a pair is chosen, and choose the pair that a link named (`opened`, `linked`); then look
         at it, without a turn on the device: its card, what it would be like on another GPU, and the controls that
-        depend on it. A run that has `finished` tells how much of what the pair drafts is accepted."""
+        depend on it. The card is of the method chosen, and goes by the visitor's own runs once one has `finished`."""
         fields = [controls[name] for name in NAMED]
         controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
         # Not by the fields: while `fill` is on its way, one is of the new pair and one of the old.
@@ -164,7 +167,9 @@ class Picker:
             **options,
             **UNCHECKED,
         )
-        finished.then(self.learn, [*of_pair, visit], controls["card"], **options).then(*predicting, **options)
+        learning = self.learn, [*of_pair, controls["method"], visit], controls["card"]
+        controls["method"].change(*learning, **options, **UNCHECKED)
+        finished.then(*learning, **options, **UNCHECKED).then(*predicting, **options)
 
     def fill(self, pair: str) -> list[Any]:
         """The fields of a pair. What was typed before is taken away with the fields."""
@@ -198,42 +203,55 @@ class Picker:
         """The card of a pair: at once that it is being looked at, then what was found and the controls that follow."""
         unchanged = [gr.skip() for _ in FOLLOWING]
         try:
-            chosen = self._choice(pair)
             if pair == OTHER and not target:
                 words = "Name a target, and a draft for it; this card will tell what they would be like here."
                 yield [waiting_html(words), *unchanged]
                 return
-            settings = self._named(pair, target, draft, revision, precision, draft_precision)
+            settings = self._named(pair, target, draft, revision, precision, draft_precision, method)
             yield [waiting_html("Looking at the models' configs…"), *unchanged]
             found = self.engine.inspect(settings, measured_acceptance(visit, settings))
             loaded = self.engine.loaded(settings)
             reasons = self.engine.methods(loaded) if loaded is not None else reasons_of(found)
             updates = follow_pair(reasons, method, found["target"]["layers"], bool(found["target"]["chat"]))
             following = [updates[name] for name in FOLLOWING]
-            news = replaced(reasons, method)
-            yield [card_html(found, chosen.why, chosen.gated, news=news), *following]
+            yield [self._card(pair, settings, visit, found), *following]
             if pair == OTHER:  # "which draft for my target?"
-                yield [card_html(found, drafts=self.engine.drafts(settings), news=news), *following]
+                yield [self._card(pair, settings, visit, found, self.engine.drafts(settings)), *following]
         except Exception as error:
             yield [trouble_html(sentence(error)), *unchanged]
 
     def learn(
-        self, pair: str, target: str, draft: str, revision: str, precision: str, draft_precision: str, visit: Visit
+        self,
+        pair: str,
+        target: str,
+        draft: str,
+        revision: str,
+        precision: str,
+        draft_precision: str,
+        method: str,
+        visit: Visit,
     ) -> Any:
-        """The card of a pair once more, where a run of it has just told how much is accepted, or what rounds cost."""
+        """The card of a pair once more: another method was chosen, or a run has told what one brings."""
         try:
-            settings = self._named(pair, target, draft, revision, precision, draft_precision)
-            accepted = measured_acceptance(visit, settings)
-            found = self.engine.inspect(settings, accepted)
-            if accepted is None and not any(each["basis"] == "measured" for each in found["predictions"]):
-                return gr.skip()
-            chosen = self._choice(pair)
+            settings = self._named(pair, target, draft, revision, precision, draft_precision, method)
+            found = self.engine.inspect(settings, measured_acceptance(visit, settings))
             drafts = self.engine.drafts(settings) if pair == OTHER else ()
-            return card_html(found, chosen.why, chosen.gated, drafts)
+            return self._card(pair, settings, visit, found, drafts)
         except UserError:  # the run has said it, or the card does
             return gr.skip()
         except Exception as error:
             return trouble_html(sentence(error))
+
+    def _card(
+        self,
+        pair: str,
+        settings: Settings,
+        visit: Visit,
+        found: dict[str, Any],
+        drafts: Sequence[tuple[str, float]] = (),
+    ) -> str:
+        chosen = self._choice(pair)
+        return card_html(found, chosen.why, chosen.gated, drafts, settings.method, measured_gain(visit, settings))
 
     def predict(self, gpus: list[str] | None, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
         """What the pair would be like on one or two GPUs that are not here; nothing where none is named."""
@@ -254,13 +272,15 @@ class Picker:
         revision: str,
         precision: str = "auto",
         draft_precision: str = "auto",
+        method: str | None = None,
     ) -> Settings:
-        """The settings of the pair that is chosen, or typed."""
+        """The settings of the pair that is chosen, or typed, with the method beside it."""
         chosen = self._choice(pair)
         if pair != OTHER:
             target, draft, revision = chosen.target, chosen.draft, ""
         named = {"target": target, "draft": draft, "revision": revision}
-        return pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
+        found = pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
+        return replace(found, method=method) if method in METHODS else found
 
     def unload(self) -> Iterator[str]:
         """Free the models in memory once nothing runs; the next run loads what it needs. Not for strangers, who share
@@ -309,3 +329,20 @@ def _drafted_by(pair: tuple[str | None, ...], run: dict[str, Any]) -> bool:
     if not method.simple or method.network not in ("draft", "head"):  # what stood tells of more than the draft
         return False
     return tuple(own.get(name) for name in ("target", "draft", "revision")) == pair
+
+
+def measured_gain(visit: Visit, settings: Settings) -> Gain | None:
+    """What the method of these settings brought their pair in the newest races of this visit, each beside plain
+    decoding; None where it was not run."""
+    own = ("target", "draft", "revision", "precision", "draft_precision", "method")
+
+    def alike(run: dict[str, Any]) -> bool:
+        return all(run["settings"].get(name) == getattr(settings, name) for name in own)
+
+    races: list[tuple[Run, Run]] = []
+    for entry in reversed(visit.entries):
+        if len(races) < NEWEST and any(map(alike, entry.heads)):
+            runs = entry.runs
+            drafting = [run for run, head in zip(runs, entry.heads) if alike(head) and run.rounds]
+            races += [(run, plain) for run in drafting if (plain := baseline_of(run, runs))]
+    return gain_of(races) if settings.method != "plain" else None

@@ -71,7 +71,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A pair on a machine. `predictions` begin with the one that holds here; there are none without a draft.
+    """A pair on a machine. `predictions` begin with the one that holds here; there are none where no draft is used.
     `acceptance` is what was measured of the pair, if it was: the predictions then lead with it."""
 
     target: ModelCard
@@ -107,11 +107,13 @@ def inspect_pair(
     held: int = 0,
     acceptance: Acceptance | None = None,
     costs: RoundCosts | None = None,
+    drafts: bool = True,
 ) -> Inspection:
     """Look at a pair without loading it; with no target, at this machine's default pair; with no draft, at the target
     and the bundled head that was trained for it, if one was. `context` is in tokens; `held` are bytes of the device's
     memory that would be given back first, such as those of a pair that is to be replaced; `acceptance` as measured of
-    the pair, if it was, else what its files say; `costs` of its rounds here, where they were measured.
+    the pair, if it was, else what its files say; `costs` of its rounds here, where they were measured; `drafts`:
+    whether its draft is to be used, so that anything is to be predicted of it.
 
     Raises UserError with one sentence where a model is missing, gated, out of reach, or cannot be decoded with.
     """
@@ -132,7 +134,8 @@ def inspect_pair(
         likeness = compare_vocabularies(ours.preview, theirs.preview)
     memory = measure_memory(ours, theirs, place, context, held)
     acceptance = acceptance or shipped_with(target, draft, head)
-    predictions = predict(ours, theirs, place, acceptance, costs) if theirs and likeness and likeness.usable else ()
+    used = drafts and likeness and likeness.usable
+    predictions = predict(ours, theirs, place, acceptance, costs) if theirs and used else ()
     cards = card(ours, context), draft_card(theirs, context) if theirs else None
     known = find_pair(target, draft)
     level, sentences = judge(*cards, memory, likeness, predictions, acceptance, context)

@@ -117,6 +117,43 @@ def speedup_range(speculative: Run, plain: Run) -> tuple[float, float]:
     return low, high
 
 
+def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
+    """Of `runs`, plain decoding of the same prompt by the same target, if it is among them."""
+    alike = (
+        other
+        for other in runs
+        if other is not run
+        and other.settings.method == "plain"
+        and other.rounds
+        and other.prompt_ids == run.prompt_ids
+        and other.environment["target"] == run.environment["target"]
+    )
+    return next(alike, None)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The speed-up of `races`: the median, and between what it lies in the slowest and the fastest of them, each with
+    what that race leaves open; `same`: none of them tells it from 1."""
+
+    speedup: float
+    low: float
+    high: float
+    races: int
+    same: bool
+
+
+def gain_of(races: Sequence[tuple[Run, Run]]) -> Gain | None:
+    """Over races of the same method, each the run that drafts and plain decoding beside it; None without any."""
+    ratios = [summarise(run).tokens_per_second / summarise(plain).tokens_per_second for run, plain in races]
+    ranges = [speedup_range(run, plain) for run, plain in races]
+    if not ratios:
+        return None
+    lows, highs = zip(*ranges)
+    same = all(low <= 1 <= high for low, high in ranges)
+    return Gain(median(ratios), min(lows), max(highs), len(races), same)
+
+
 def _unevenness(run: Run) -> float:
     """Relative standard error of a run's time: of the mean pace of stretches of it, each pass held against the usual
     one with as many tokens."""

@@ -94,7 +94,20 @@ def inspection(settings: Settings, acceptance: Acceptance | None = None) -> dict
     large = "large" in (settings.target or "")
     model = {"name": settings.target or "pocket", "layers": 16, "chat": False, "download_bytes": 8_100_000_000 * large}
     forecasts = [{"acceptance": a, "draft_length": 5, "speedup": s} for a, s in ((0.6, 1.6), (0.7, 2.0), (0.8, 2.6))]
-    measured = acceptance and {"acceptance": acceptance.rate, "draft_length": 2, "speedup": 1 + acceptance.rate}
+    measured, between = None, None
+    if acceptance:
+        measured, *ends = (
+            {"acceptance": rate, "draft_length": 2, "speedup": 1 + rate}
+            for rate in (acceptance.rate, *(acceptance.between or ()))
+        )
+        between = ends or None
+    prediction = {
+        "basis": "bytes",
+        "cost_ratio": 0.07,
+        "forecasts": forecasts,
+        "measured": measured,
+        "between": between,
+    }
     return {
         "target": model,
         "acceptance": acceptance and asdict(acceptance),
@@ -102,7 +115,7 @@ def inspection(settings: Settings, acceptance: Acceptance | None = None) -> dict
         "memory": {"needed": 20_000_000_000 if large else 41_000_000, "free": 12_000_000_000, "fits": "yes"},
         "likeness": {"same": True, "sentence": "They share every token."},
         "bytes_ratio": 0.07,
-        "predictions": [{"basis": "bytes", "cost_ratio": 0.07, "forecasts": forecasts, "measured": measured}],
+        "predictions": [prediction],
         "level": "bad" if large else "good",
         "verdict": ["It does not fit.", "They share every token."]
         if large

@@ -20,12 +20,15 @@ from app.sidebar.card import card_html, facts, trouble_html
 from app.sidebar.picker import OTHER, Picker, choices, measured_acceptance, reasons_of
 from core.drafting.methods import HEAD, METHODS, MTP
 from core.errors import Cancelled, UserError
+from core.inspecting.acceptance import Acceptance
 from core.inspecting.catalogue import Found
+from core.measuring.deciding import gain_of
 from core.progress import never
 from core.records import summarise
 from core.settings import Settings
 
 BASE = {**VALUES, "max_new_tokens": 8}
+ASKED = ("small-pair", "", "", "", "auto", "auto")
 STARTED = Settings("own/target", "own/draft", revision="v1")
 
 
@@ -121,9 +124,10 @@ def test_the_card_escapes_names_and_tells_the_facts():
     assert "<i>why" not in html
     assert "3 more to know" in html
     assert "accept its terms" in html
-    assert ("Download", "8.1 GB") in facts(found)
-    assert ("Memory", "20 GB of 12 GB free") in facts(found)
-    assert dict(facts(found))["Predicted"].startswith("1.6× to 2.6× if 60% to 80% were accepted, a usual range for")
+    told = dict(facts(found, "draft"))
+    assert told["Download"] == "8.1 GB"
+    assert told["Memory"] == "20 GB of 12 GB free"
+    assert told["Speed-up"].startswith("1.6× to 2.6× predicted if 60% to 80% were accepted, a usual range for")
     assert "<script" not in trouble_html("<script>")
 
 
@@ -386,26 +390,41 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     assert found is not None and found.rate == summarise(visit.entries[0].runs[0]).acceptance_rate
     shown = picker.predict(["RTX 4070"], "small-pair", "", "", "", visit)["value"]
     assert f"{found.rate:.0%} accepted, measured" in shown
-    of_pair = ("small-pair", "", "", "", "auto", "auto")
-    card = f"{1 + found.rate:.1f}× at {found.rate:.0%} accepted, measured here, in your latest runs of this pair"
-    assert card in picker.learn(*of_pair, visit) and "usual range" not in picker.learn(*of_pair, visit)
-    few = Visit()
-    lane = FakeEngine(pace=0).open_lane(None, "x", replace(settings, target="owner/small", max_new_tokens=24), never)
-    list(lane)
-    few.add("race", [lane.run])
-    assert picker.learn(*of_pair, few) == gr.skip(), "a share of few drafts says little"
 
 
-def test_after_a_run_the_card_goes_by_what_rounds_cost_here(monkeypatch) -> None:
-    """Few drafts tell little of acceptance, but the first run measures what passes cost."""
-    engine = FakeEngine()
-    found = inspection(Settings(target="owner/small"))
-    found["predictions"][0]["basis"] = "measured"
-    monkeypatch.setattr(engine, "inspect", lambda settings, acceptance: found)
-    picker, visit = Picker(engine, Device()), Visit()
-    assert "Predicted" in picker.learn("small-pair", "", "", "", "auto", "auto", visit)
-    found["predictions"][0]["basis"] = "bytes"
-    assert picker.learn("small-pair", "", "", "", "auto", "auto", visit) == gr.skip(), "it would say what it said"
+@pytest.mark.parametrize("method", METHODS)
+def test_the_card_predicts_by_the_method_that_is_chosen(method) -> None:
+    """What is known of the pair's own draft says nothing of n-grams, of early exit and of plain decoding."""
+    told = dict(facts(inspection(Settings(), Acceptance(0.6, "on eight texts", (0.5, 0.7))), method))
+    by_draft = METHODS[method].network in ("draft", "head")
+    assert ("1.6× (1.5× to 1.7×) predicted, 60% accepted as measured on eight texts" in told["Speed-up"]) == by_draft
+    assert ("Draft" in told) == by_draft
+    if not METHODS[method].simple or not by_draft:
+        assert any(words in told["Speed-up"] for words in ("your first run tells", "repeats itself", "held against"))
+
+
+def test_from_the_first_run_on_the_card_goes_by_the_visitors_own() -> None:
+    """By those of this pair and method alone: another method has brought nothing yet."""
+    picker, visit, engine = Picker(FakeEngine(), Device()), Visit(), FakeEngine(pace=0)
+    assert "predicted" in picker.learn(*ASKED, "draft", visit)
+    settings = Settings(target="owner/small", draft="owner/tiny", max_new_tokens=96)
+    races = []
+    for _ in range(2):
+        lanes = [engine.open_lane(None, "x", replace(settings, method=m), never) for m in ("draft", "plain")]
+        for lane in lanes:
+            list(lane)
+        races.append((lanes[0].run, lanes[1].run))
+        visit.add("race", races[-1])
+    gain = gain_of(races)
+    assert gain and gain.low < gain.speedup < gain.high and not gain.same
+    card = picker.learn(*ASKED, "draft", visit)
+    assert f"{gain.speedup:.2f}× ({gain.low:.2f} to {gain.high:.2f}) in your last 2 runs here" in card
+    assert "predicted" not in card
+    for method, words in (("ngram", "your first run tells"), ("plain", "held against")):
+        assert words in picker.learn(*ASKED, method, visit)
+    drew = gain_of([(races[0][1], races[0][1])])
+    assert drew and drew.same
+    assert "about the same as plain: 1.00× (" in dict(facts(inspection(settings), "draft", drew))["Speed-up"]
 
 
 def test_strangers_do_not_unload_what_others_use():
@@ -425,7 +444,7 @@ def test_nothing_is_downloaded_for_a_pair_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("core.loading.fetch_pair", lambda *_: fetched.append(True))
     engine = Engine(Settings())
     fits = {"fits": "no"}
-    engine.inspect = lambda settings: {"memory": fits, "sentences": ["It needs about 90 GB of RAM."]}
+    engine.inspect = lambda settings: {"memory": fits, "verdict": ["It needs about 90 GB of RAM."]}
     with pytest.raises(UserError, match=r"Nothing was downloaded\. It needs about 90 GB"):
         engine.fetch(Settings("a/a"))
     assert not fetched
@@ -437,6 +456,5 @@ def test_nothing_is_downloaded_for_a_pair_that_does_not_fit(monkeypatch):
 def test_a_card_that_cannot_be_drawn_anew_says_so(caplog):
     engine = FakeEngine()
     engine.inspect = lambda *_: {}["memory"]
-    asked = ("default", "", "", "", "auto", "auto")
-    assert "failed on our side" in Picker(engine, Device()).learn(*asked, Visit())
+    assert "failed on our side" in Picker(engine, Device()).learn(*ASKED, "draft", Visit())
     assert "KeyError" in caplog.text

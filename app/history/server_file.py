@@ -121,6 +121,12 @@ class LevelFile(Part):
     failed: Count
     errors: Annotated[list[Text], Field(max_length=32)]
 
+    @model_validator(mode="after")
+    def failures_have_reasons(self) -> Self:
+        if bool(self.failed) != bool(self.errors):
+            raise ValueError("a level has failed answers and names no error, or the other way round")
+        return self
+
 
 class LoadFile(Part):
     """A measurement with many readers; what is computed of it is computed anew."""

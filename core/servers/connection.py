@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, Queue
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -95,8 +96,7 @@ T = TypeVar("T")
 
 
 def until_stopped(work: Callable[[Connection], T], address: str, stop: Stop) -> T:
-    """What `work` makes of a connection; Cancelled as soon as `stop()` is true, however long the server takes. What it
-    waited for ends with the next byte that comes, or with its time."""
+    """What `work` makes of a connection; Cancelled as soon as `stop()` is true, however long the server takes."""
     if stop is never:
         with Connection(address) as connection:
             return work(connection)
@@ -125,7 +125,11 @@ def until_stopped(work: Callable[[Connection], T], address: str, stop: Stop) -> 
 
 
 class Connection:
-    """A client of one server. `with` closes it; its methods raise UserError, and Cancelled after `stop`."""
+    """A client of one server. `with` closes it; its methods raise UserError, and Cancelled after `stop`.
+
+    A request ends after `longest_seconds`, whatever comes and however slowly. httpx bounds each wait for some bytes and
+    no more, so a timer hangs up.
+    """
 
     def __init__(
         self,
@@ -137,7 +141,8 @@ class Connection:
     ) -> None:
         self.address = read_address(address)
         self._clock, self._longest, self._silent = clock, longest_seconds, silent_seconds
-        self._stop, self._left = stop, False
+        self._stop, self._left, self._late = stop, False, False
+        self._socket: socket.socket | None = None
         self._key = _read_key() if is_owners(self.address) else None
         headers = {"Accept-Encoding": "identity", "User-Agent": "speculative-decoding-playground"}
         if self._key:
@@ -161,8 +166,26 @@ class Connection:
         self._client.close()
 
     def leave(self) -> None:
-        """Nobody waits for an answer any more: what is being read ends with the next byte."""
+        """Hang up, from any thread: nobody waits for an answer any more."""
         self._left = True
+        self._hang_up()
+
+    def _be_late(self) -> None:
+        self._late = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Whoever reads from the server or writes to it finds the end of the stream."""
+        if self._socket is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _trace(self, event: str, info: dict[str, Any]) -> None:
+        """httpx tells of every step; here, of the socket that it opened."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self._left or self._late:
+                self._hang_up()
 
     def get_json(self, path: str) -> Any:
         """The JSON document at a path; None where the server has no such page (404, 405, 501)."""
@@ -205,28 +228,37 @@ class Connection:
 
     def _lines(self, response: httpx.Response, start: float, stop: Stop) -> Iterator[bytes]:
         """Lines as they arrive. A last line without its end is a stream that was cut."""
-        rest, total = b"", 0
+        rest, total = bytearray(), 0
         for piece in response.iter_raw():
             if stop():
                 return
             if (total := total + len(piece)) > LONGEST_STREAM:
                 raise UserError(f"{self.address} does not stop: it sent more than {LONGEST_STREAM:,} bytes.")
             self._in_time(start)
-            *lines, rest = (rest + piece).split(b"\n")
-            if max(map(len, (*lines, rest))) > LONGEST_LINE:
-                raise UserError(f"{self.address} sent a line of more than {LONGEST_LINE:,} bytes.")
-            for line in lines:
-                yield self._struck(line.strip())
-                if stop():
-                    return
+            for part in piece.splitlines(keepends=True):
+                rest += part
+                if len(rest) > LONGEST_LINE:
+                    raise UserError(f"{self.address} sent a line of more than {LONGEST_LINE:,} bytes.")
+                if rest.endswith(b"\n"):
+                    yield self._struck(bytes(rest.strip()))
+                    rest.clear()
+                    if stop():
+                        return
+        self._in_time(start)  # it may be us who ended it
         if rest.strip():
             raise UserError(f"{self.address} hung up in the middle of a line.")
 
     @contextmanager
     def _response(self, method: str, path: str, body: Any) -> Iterator[httpx.Response]:
         """An answer to read from, refused where it is an error or leads elsewhere."""
+        timer = Timer(self._longest, self._be_late)
+        timer.daemon = True
         try:
+            self._late = False
+            self._in_time(self._clock())
+            timer.start()
             request = self._client.build_request(method, self.address + path, json=body)
+            request.extensions["trace"] = self._trace
             response = self._client.send(request, stream=True)
             try:
                 self._check(response, path)
@@ -239,9 +271,12 @@ class Connection:
         except httpx.ConnectError as error:
             raise UserError(f"{self.address} cannot be reached{_reason(error)}.") from None
         except httpx.HTTPError as error:
+            self._in_time(self._clock())  # or was it us?
             raise UserError(f"{self.address} hung up{_reason(error)}.") from None
         except (httpx.InvalidURL, httpx.StreamError, UnicodeError, OSError) as error:
             raise UserError(f"{self.address} cannot be asked{_reason(error)}.") from None
+        finally:
+            timer.cancel()
 
     def _check(self, response: httpx.Response, path: str) -> None:
         status = response.status_code
@@ -268,18 +303,19 @@ class Connection:
             return self._struck(self._read(response, longest, self._clock()))
 
     def _read(self, response: httpx.Response, longest: int, start: float) -> bytes:
-        found = b""
+        found = bytearray()
         for piece in response.iter_raw():
             found += piece
             if len(found) > longest:
                 raise UserError(f"{self.address} sent an answer of more than {longest:,} bytes.")
             self._in_time(start)
-        return found
+        self._in_time(start)  # it may be us who ended it
+        return bytes(found)
 
     def _in_time(self, start: float) -> None:
         if self._left or self._stop():
             raise Cancelled("Stopped while waiting for a server.")
-        if self._clock() - start > self._longest:
+        if self._late or self._clock() - start > self._longest:
             raise UserError(f"{self.address} took longer than {self._longest:g} seconds.")
 
     def _json(self, found: bytes) -> Any:

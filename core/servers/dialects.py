@@ -24,6 +24,8 @@ from core.settings import LONGEST_DRAFT, Settings
 OWNERS: dict[str, Engine] = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 """`owned_by` of a model in /v1/models."""
 MOST_MODELS = 256
+LONGEST_TEXT = 1_000_000
+"""Characters of an answer; a document that holds it can be opened again (app/history/parts.py)."""
 ACCEPTED: Outcome = "accepted"
 PLAIN: Outcome = "plain"
 
@@ -202,6 +204,7 @@ class Listener:
         """Whether the server said that the answer is complete."""
         self.plain = False
         """Whether the server said that nothing drafted for this answer."""
+        self._heard = [0, 0]  # tokens, characters
 
     def hear(self, seconds: float, event: Any) -> ServerChunk | None:
         """Take one event; the chunk of text it brought, if any."""
@@ -213,6 +216,10 @@ class Listener:
     def _add(self, chunk: ServerChunk) -> ServerChunk | None:
         if not chunk.text and not chunk.tokens:
             return None
+        self._heard = [self._heard[0] + (chunk.tokens or 0), self._heard[1] + len(chunk.text)]
+        for heard, most, unit in zip(self._heard, (self.most + LONGEST_DRAFT, LONGEST_TEXT), ("tokens", "characters")):
+            if heard > most:
+                raise UserError(f"{self.run.server.address} does not stop: it sent more than {most:,} {unit}.")
         self.run.chunks.append(chunk)
         return chunk
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from queue import Empty, Queue
 from types import TracebackType
 
-from core.errors import UserError
+from core.errors import Cancelled, UserError
 from core.progress import Stop, never
 from core.servers.connection import LOOK_SECONDS, Connection
 from core.servers.counters import between, missing_of
@@ -92,14 +92,17 @@ class ServerLane:
         self._stop, self._left = stop, threading.Event()
         self._chunks: Queue[ServerChunk | UserError | BaseException | None] = Queue()
         self._ended = False
-        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._read, name="answer", daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
         try:
-            with Connection(self.run.server.address) as connection:
-                for chunk in ask(connection, self.run, self._stopping):
+            with Connection(self.run.server.address, stop=self._stopping) as self._connection:
+                for chunk in ask(self._connection, self.run, self._stopping):
                     self._chunks.put(chunk)
+            self._chunks.put(None)
+        except Cancelled:
             self._chunks.put(None)
         except BaseException as error:  # to whoever iterates
             self._chunks.put(error)
@@ -135,8 +138,10 @@ class ServerLane:
         self.close()
 
     def close(self) -> None:
-        """End the answer; the connection closes with the next bytes that arrive on it."""
+        """End the answer and hang up."""
         self._left.set()
+        if self._connection is not None:
+            self._connection.leave()
         if not self._ended:
             self._ended = True
             self.run.stop_reason = self.run.stop_reason or "cancelled"

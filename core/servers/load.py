@@ -205,9 +205,16 @@ def measure_level(
     before = until_stopped(lambda connection: counters(connection, server), server.address, stop)
     start = time.perf_counter()
     readers = min(readers, len(asked))
+    connections: list[Connection] = []
     for _ in range(readers):
-        Thread(target=_read, args=(server, prompts, settings, jobs, news, over, start), daemon=True).start()
-    answers, idle, cut = _wait(news, readers, stop, over, start, longest)
+        work = (server, prompts, settings, jobs, news, over, start, connections)
+        Thread(target=_read, args=work, name="answer", daemon=True).start()
+    try:
+        answers, idle, cut = _wait(news, readers, stop, start, longest)
+    finally:
+        over.set()
+        for connection in connections:
+            connection.leave()
     after = until_stopped(lambda connection: counters(connection, server), server.address, stop)
     level = _sum_up(readers, answers, min(idle), cut)
     if level.speculation is None and before is not None and after is not None:
@@ -225,10 +232,12 @@ def _read(
     news: Queue[_Answer | float | BaseException],
     over: Event,
     start: float,
+    connections: list[Connection],
 ) -> None:
     """One reader: takes prompts until there are none, and tells when it is idle."""
     try:
-        with Connection(server.address) as connection:
+        with Connection(server.address, stop=over.is_set) as connection:
+            connections.append(connection)
             while not over.is_set():
                 try:
                     number = jobs.get_nowait()
@@ -240,6 +249,8 @@ def _read(
                         answer.arrivals.append(time.perf_counter() - start)
                 except UserError as error:
                     answer.error = str(error)
+                except Cancelled:
+                    break
                 news.put(answer)
         news.put(time.perf_counter() - start)
     except BaseException as error:  # a fault of ours: to whoever measures
@@ -250,18 +261,15 @@ def _wait(
     news: Queue[_Answer | float | BaseException],
     readers: int,
     stop: Stop,
-    over: Event,
     start: float,
     longest: float,
 ) -> tuple[list[_Answer], list[float], bool]:
-    """Every answer, when each reader became idle, and whether the time was up first. Readers that are silent when the
-    time is up, or when Stop is pressed, are left to themselves."""
+    """Every answer, when each reader became idle, and whether the time was up, or Stop pressed, first."""
     answers: list[_Answer] = []
     idle: list[float] = []
     while len(idle) < readers:
         passed = time.perf_counter() - start
         if stop() or passed > longest:
-            over.set()
             return answers, [*idle, passed], True
         try:
             found = news.get(timeout=LOOK_SECONDS)
@@ -270,7 +278,6 @@ def _wait(
         if isinstance(found, _Answer):
             answers.append(found)
         elif isinstance(found, BaseException):
-            over.set()
             raise found
         else:
             idle.append(found)

@@ -5,7 +5,7 @@ import random
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -38,10 +38,10 @@ from core.servers import (
 )
 from core.servers import connection as connection_module
 from core.servers.connection import Connection, is_owners, read_address
-from core.servers.counters import between, read_counters
-from core.servers.dialects import recognise
+from core.servers.counters import at_least, between, read_counters
+from core.servers.dialects import listener, recognise
 from core.servers.lane import ask
-from core.servers.load import check_readers
+from core.servers.load import check_readers, measure_level
 from core.servers.report import Gain, server_table
 from core.settings import Settings
 
@@ -212,34 +212,96 @@ def test_silence_is_bounded_and_stop_is_heard_in_it():
             assert list(lane) == [] and lane.run.stop_reason == "cancelled"  # the server is silent for 3 seconds
 
 
-def tarpit():
-    """A server that answers a byte a second, for ever; its address."""
-    listening = socket.create_server(("127.0.0.1", 0))
+DRIPS = {
+    "nothing": (b"", b""),
+    "informational answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
+    "a body": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n", b" "),
+    "a stream": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b":\n"),
+}
+"""What a slow peer begins with, and then sends a little of every now and then, for ever."""
 
-    def answer():
+
+@contextmanager
+def tarpit(drip):
+    """The address of such a server."""
+    begins, goes_on = DRIPS[drip]
+
+    def answer(listening):
         with suppress(OSError):
             connection, _ = listening.accept()
             with connection:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                connection.sendall(begins)
                 while True:
-                    connection.sendall(b" ")
-                    time.sleep(0.2)
+                    connection.sendall(goes_on)
+                    time.sleep(0.05)
 
-    threading.Thread(target=answer, daemon=True).start()
-    return listening, f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_stop_is_heard_while_a_server_is_being_connected_to():
-    listening, address = tarpit()
-    with listening:
+def is_left():
+    """Whether nobody of ours waits for a server any more, in a moment."""
+    until = time.monotonic() + 5
+    while waiting := any(each.name in ("answer", "connecting") for each in threading.enumerate()):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    return not waiting
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_stop_is_heard_while_a_server_is_being_connected_to(drip):
+    with tarpit(drip) as address:
         begun = time.monotonic()
         with pytest.raises(Cancelled):
-            connect(address, stop=lambda: time.monotonic() - begun > 0.5)
-        assert time.monotonic() - begun < 2
-        until = time.monotonic() + 5
-        while any(thread.name == "connecting" for thread in threading.enumerate()) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert time.monotonic() < until, "what was waited for ends with the next byte"
+            connect(address, stop=lambda: time.monotonic() - begun > 0.3)
+        assert is_left()
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_a_request_is_over_in_its_time_however_slowly_the_answer_drips(drip):
+    with tarpit(drip) as address, Connection(address, longest_seconds=0.3) as connection:
+        ask = partial(connection.events, "/", {}, 9) if drip == "a stream" else partial(connection.get_text, "/")
+        with pytest.raises(UserError, match=r"longer than 0\.3 seconds"):
+            list(ask() or ())
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_who_goes_away_hangs_up(drip):
+    """Of a lane and of a level, whatever part of an answer they wait for: no thread and no connection stays."""
+    with tarpit(drip) as address:
+        with open_lane(replace(A_SERVER, address=address), "Hello", SETTINGS):
+            time.sleep(0.1)
+        assert is_left()
+    with tarpit(drip) as address:
+        begun = time.monotonic()
+        with suppress(Cancelled):
+            over = lambda: time.monotonic() - begun > 0.2  # noqa: E731
+            measure_level(replace(A_SERVER, address=address), ["Hello"], [0, 0], SETTINGS, 2, over)
+        assert is_left()
+
+
+FLOODS = {
+    "an endless word among labels": "vllm:spec_decode_num_accepted_tokens_per_pos{" + "a" * 3_000_000 + "} 1",
+    "spaces": "vllm:spec_decode_num_drafts" + " " * 3_000_000 + "x",
+    "quotes": "vllm:spec_decode_num_accepted_tokens_per_pos{" + 'a="\\' * 700_000 + "} 1",
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_counters_are_read_in_the_time_of_their_bytes(flood):
+    """A pattern that goes back over what it read would take hours, and hold up every thread meanwhile."""
+    assert read_counters("vLLM", FLOODS[flood]) == {}
+    assert at_least([1] * 4096) == list(range(4095, 0, -1))
+
+
+@pytest.mark.parametrize("field, value", [("token_ids", [1] * 4000), ("text", "x" * 400_000)])
+def test_an_answer_is_no_longer_than_was_asked_for(field, value):
+    heard = listener("/v1/completions", ServerRun(A_SERVER, SETTINGS, "Hello"))
+    with pytest.raises(UserError, match="does not stop: it sent more than"):
+        [heard.hear(0.1, {"choices": [{field: value}]}) for _ in range(4)]
 
 
 def test_time_and_sizes_are_bounded(monkeypatch):

@@ -2,9 +2,10 @@
 
     python tests/robustness/fuzz_documents.py [--cases 10000] [--seed 0] [--check-every 50]
 
-Races of a tiny pair by every method are changed in one to three places and opened; what opens is listed, shown again,
-explained step by step, exported in every form and, now and then, checked against the models. The process may take
-ROOM bytes more than it has once everything is imported, and a case may take SECONDS.
+Races of a tiny pair by every method, a comparison with running servers and a measurement of them are changed in one to
+three places and opened; what opens is listed, shown again, explained step by step, exported in every form and, now and
+then, checked against the models. The process may take ROOM bytes more than it has once everything is imported, and a
+case may take SECONDS.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "browser")]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / room) for room in ("browser", "core"))]
 
 import gradio as gr  # noqa: E402
+from stand_in_servers import stand_in_server  # noqa: E402
 from tiny_pair import make_pair  # noqa: E402
 
 from app.api import STARTING  # noqa: E402
+from app.compare import Compare  # noqa: E402
 from app.explain import Explain  # noqa: E402
 from app.history import History, table  # noqa: E402
 from app.playground import Playground  # noqa: E402
@@ -41,6 +43,7 @@ from app.serving.turns import OUR_FAULT  # noqa: E402
 from app.serving.visit import Visit  # noqa: E402
 from app.sidebar.picker import measured_acceptance  # noqa: E402
 from core.errors import UserError  # noqa: E402
+from core.servers import connect, finish, load, load_document  # noqa: E402
 from core.settings import Settings  # noqa: E402
 
 ROOM = 400 << 20
@@ -74,8 +77,8 @@ Spots = dict[str, list[tuple[Any, ...]]]
 """Places in a document by the names of their fields."""
 
 
-class TooSlowError(Exception):
-    pass
+class TooSlowError(BaseException):
+    """Of no kind that the page turns into a sentence."""
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -128,8 +131,9 @@ class Page:
         base = Settings(target=str(target), draft=str(draft), precision="fp32", device="cpu")
         self.engine, self.device = Engine(base), Device()
         self.explain = Explain(self.engine, self.device)
-        places = SimpleNamespace(places=[], again=lambda entry: [])
-        self.history = History(places)  # type: ignore[arg-type]
+        self.own = ""
+        """A race of ours, as a file."""
+        self.history = History(Compare(self.engine, self.device, {}))
 
     def documents(self) -> list[dict[str, Any]]:
         playground = Playground(self.engine, self.device)
@@ -139,14 +143,24 @@ class Page:
             *_, (_, document) = playground.race("def add(a, b):\n    return", asked)
             assert document
             found.append(json.loads(json.dumps(document)))
-        return found
+        with stand_in_server("vLLM") as one, stand_in_server("llama.cpp") as other:
+            servers = [connect(each.address) for each in (one, other)]
+            asked = Settings(max_new_tokens=16)
+            measured = load_document(finish(load(servers, ["Why?", "Where?"], asked, [1, 2], answers_per_reader=1)))
+        measured = json.loads(json.dumps(measured))
+        answers = {"server_runs": measured["server_runs"]}
+        self.own = json.dumps(found[0])
+        return [*found, found[0] | answers, {"schema": 1, **answers}, {"schema": 1, "servers": measured}]
+
+    @staticmethod
+    def sent(text: str) -> gr.EventData:
+        return gr.EventData(None, {"name": "a file", "text": text})
 
     def use(self, text: str, check: str | None) -> str:
         """Open a document and do everything with it; what became of it in a word. Raises AssertionError for a fault of
         ours."""
         visit = Visit()
-        sent = gr.EventData(None, {"name": "a file", "text": text})
-        opened = json.loads(self.history.open(visit, sent))
+        opened = json.loads(self.history.open(visit, self.sent(text)))
         if opened["error"]:
             fine(opened["say"])
             return "refused"
@@ -154,6 +168,11 @@ class Page:
         fine(table(visit))
         race, *_ = self.history.show(visit, gr.EventData(None, {"number": entry.number}))
         fine(race)
+        if not entry.heads:  # answers of servers, which are explained beside a run of ours alone
+            fine(export(entry, "json").text)
+            assert not json.loads(self.history.open(visit, self.sent(self.own)))["error"]
+            fine(*self.explain.choose(visit, "2:0"))
+            return "shown"
         settings = entry.runs[0].settings
         measured_acceptance(visit, settings)
         for form in ("json", "csv", "html"):
@@ -193,7 +212,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check-every", type=int, default=50)
     chosen = parser.parse_args()
-    chance, outcomes, slowest = random.Random(chosen.seed), Counter[str](), 0.0
+    chance, outcomes, slowest = random.Random(chosen.seed), Counter[str](), (0.0, 0)
     faults: list[Exception] = []
     log = logging.getLogger("app.serving.turns")
     log.error = lambda *_, exc_info=None, **__: faults.append(exc_info)  # type: ignore[method-assign,assignment]
@@ -206,8 +225,8 @@ def main() -> int:
             for path in list(places(document))[1:]:
                 named.setdefault(".".join(str(key) for key in path if isinstance(key, str)), []).append(path)
             spots.append(named)
-            page.use(json.dumps(document), "greedy")  # so that what is loaded once is there
-            assert page.use(json.dumps(document), "law") == "checked (law)"
+            assert page.use(json.dumps(document), "greedy") != "refused"  # so that what is loaded once is there
+            assert page.use(json.dumps(document), "law") == ("checked (law)" if document.get("runs") else "shown")
         bounded(ROOM)
         signal.signal(signal.SIGALRM, too_slow)
         for case in range(chosen.cases):
@@ -220,7 +239,7 @@ def main() -> int:
             except UserError as error:
                 outcomes["a sentence"] += 1
                 fine(error)
-            except (Exception, MemoryError) as error:
+            except (Exception, TooSlowError) as error:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 kept = Path(tempfile.gettempdir()) / f"document-{chosen.seed}-{case}.json"
                 kept.write_text(text)
@@ -230,8 +249,12 @@ def main() -> int:
                 outcomes["FAULT"] += 1
             signal.setitimer(signal.ITIMER_REAL, 0)
             if check is None:
-                slowest = max(slowest, time.monotonic() - begun)
-    print(f"{chosen.cases} documents: {dict(outcomes)}; the slowest took {slowest:.2f} s, within {ROOM >> 20} MB")
+                slowest = max(slowest, (time.monotonic() - begun, case))
+    seconds, which = slowest
+    seconds, which = slowest
+    print(
+        f"{chosen.cases} documents within {ROOM >> 20} MB: {dict(outcomes)}; longest, {seconds:.2f} s, took case {which}"
+    )
     return bool(outcomes["FAULT"])
 
 

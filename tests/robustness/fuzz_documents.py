@@ -252,9 +252,8 @@ def main() -> int:
                 slowest = max(slowest, (time.monotonic() - begun, case))
     seconds, which = slowest
     seconds, which = slowest
-    print(
-        f"{chosen.cases} documents within {ROOM >> 20} MB: {dict(outcomes)}; longest, {seconds:.2f} s, took case {which}"
-    )
+    seconds, which = slowest
+    print(f"{chosen.cases} documents within {ROOM >> 20} MB: {dict(outcomes)}; longest, {seconds:.2f} s: case {which}")
     return bool(outcomes["FAULT"])
 
 

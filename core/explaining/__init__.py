@@ -8,7 +8,7 @@ all L + k + 1: `RoundTrace.uncached` has those shapes beside the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -140,7 +140,7 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
         yield TracedTensor("in", "positions", (1, n, g.width), d, "a row of the position table, added to it")
     for p in _of(g, "in"):
         yield TracedTensor("layer", p.name, (1, n, p.out), d, _projected(p.name))
-    yield TracedTensor("layer", "queries", (1, g.heads, n, g.head_size), d, f"split over {g.heads} heads")
+    yield TracedTensor("layer", "queries", (1, g.heads, n, g.head_size), d, _split(g))
     yield from _cache(g, total, FIXED if static else "")
     yield TracedTensor(
         "layer",
@@ -167,57 +167,52 @@ def _pass(g: Geometry, cached: int, fed: int, tree: bool) -> Iterator[TracedTens
 
 
 def _fused_pass(g: Geometry, cached: int, fed: int) -> Iterator[TracedTensor]:
-    """core.runners.static_layers: no batch dimension; q, k and v are one product, gate and up another; queries that
-    share a key head are rows of one matrix. On captured passes the cache has a fixed reach."""
-    n, total, d = width_for(fed), reach(cached + fed, g.longest), g.dtype
+    """core.runners.static_layers: queries that share a key head are rows of one matrix, beside a mask. On captured
+    passes the cache has a fixed reach."""
+    n, total = width_for(fed), reach(cached + fed, g.longest)
     group = g.heads // g.kv_heads
-    inner = [p.out for p in _of(g, "mlp")]
-    entering = (g.heads + 2 * g.kv_heads) * g.head_size
+    rows = group * n
     shared = f"; {group} query heads share a key head and lie below each other" if group > 1 else ""
-    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed" + _surplus(n - fed))
-    yield TracedTensor("in", "embedding", (n, g.width), d, "a row of the embedding table for each")
-    yield TracedTensor("layer", "qkv", (n, entering), d, "queries, keys and values from one fused product")
-    yield TracedTensor(
-        "layer", "queries", (1, g.kv_heads, group * n, g.head_size), d, f"split over {g.heads} heads{shared}"
+    attending = (
+        TracedTensor("layer", "queries", (1, g.kv_heads, rows, g.head_size), g.dtype, _split(g) + shared),
+        *_cache(g, total, FIXED),
+        TracedTensor(
+            "layer", "scores", (1, g.kv_heads, rows, total), g.dtype, "each fed token against every key", stored=False
+        ),
+        TracedTensor("layer", "mask", (rows, total), g.dtype, "who may see whom, once for every query head of a group"),
     )
-    yield from _cache(g, total, FIXED)
-    yield TracedTensor(
-        "layer", "scores", (1, g.kv_heads, group * n, total), d, "each fed token against every key", stored=False
-    )
-    yield TracedTensor(
-        "layer",
-        "mask",
-        (group * n, total),
-        d,
-        "who may see whom, once for every query head of a group",
-    )
-    yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
-    yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")
-    yield TracedTensor("layer", "gate_up", (n, inner[0] + inner[1]), d, "both halves of the feed-forward, fused")
-    yield TracedTensor("layer", "down_proj", (n, g.width), d, "and back to the model's width")
-    yield TracedTensor("out", "final norm", (n, g.width), d, "what the layers made of each token")
-    yield TracedTensor("out", "logits", (n, g.vocabulary), d, "a score for every token that could come next")
+    return _stacked_pass(g, n, g.dtype, n - fed, attending)
 
 
 def _native_pass(g: Geometry, cached: int, fed: int) -> Iterator[TracedTensor]:
-    """core.runners.native: no batch dimension and no mask, for every row says how far it sees; what lies between two
-    products is in float32."""
+    """core.runners.native: no mask, for every row says how far it sees; what lies between two products is in
+    float32."""
     n, total, d = fed, cached + fed, "float32"
+    attending = (
+        TracedTensor("layer", "queries", (n, g.heads, g.head_size), d, _split(g) + _group(g)),
+        *_cache(g, total),
+        TracedTensor(
+            "layer", "scores", (n, g.heads, total), d, "each fed token against the keys it may see", stored=False
+        ),
+    )
+    return _stacked_pass(g, n, d, 0, attending)
+
+
+def _stacked_pass(
+    g: Geometry, n: int, d: str, surplus: int, attending: Iterable[TracedTensor]
+) -> Iterator[TracedTensor]:
+    """A pass over `n` rows, `surplus` of them to no purpose, without a batch dimension: q, k and v are one product,
+    gate and up another. `attending`: from the queries to the scores."""
     inner = [p.out for p in _of(g, "mlp")]
     entering = (g.heads + 2 * g.kv_heads) * g.head_size
-    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed")
+    yield TracedTensor("in", "token ids", (n,), "int64", "the tokens that are fed" + _surplus(surplus))
     yield TracedTensor("in", "embedding", (n, g.width), d, "a row of the embedding table for each")
     yield TracedTensor("layer", "qkv", (n, entering), d, "queries, keys and values from one product")
-    yield TracedTensor("layer", "queries", (n, g.heads, g.head_size), d, f"split over {g.heads} heads{_group(g)}")
-    yield from _cache(g, total)
-    yield TracedTensor(
-        "layer", "scores", (n, g.heads, total), d, "each fed token against the keys it may see", stored=False
-    )
+    yield from attending
     yield TracedTensor("layer", "attention", (n, g.heads * g.head_size), d, "the heads' answers side by side")
     yield TracedTensor("layer", "o_proj", (n, g.width), d, "mixed back to the model's width")
-    yield TracedTensor(
-        "layer", "gate_up", (n, inner[0] + inner[1]), d, "both halves of the feed-forward in one product"
-    )
+    both = "both halves of the feed-forward in one product"
+    yield TracedTensor("layer", "gate_up", (n, inner[0] + inner[1]), d, both)
     yield TracedTensor("layer", "down_proj", (n, g.width), d, "and back to the model's width")
     yield TracedTensor("out", "final norm", (n, g.width), d, "what the layers made of each token")
     yield TracedTensor("out", "logits", (n, g.vocabulary), d, "a score for every token that could come next")
@@ -246,6 +241,10 @@ def _of(g: Geometry, place: str) -> list[Any]:
 def _projected(name: str) -> str:
     kinds = {"q": "queries", "k": "keys", "v": "values"}
     return kinds.get(name.split("_")[0], "queries, keys and values in one")
+
+
+def _split(g: Geometry) -> str:
+    return f"split over {g.heads} heads"
 
 
 def _group(g: Geometry) -> str:

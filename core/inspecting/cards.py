@@ -17,7 +17,7 @@ class ModelCard:
     the keys and values of one run; `download_bytes` is 0 where its weights are here, None where nobody can be asked.
     `routed`: a token uses a few experts of many; `expert_bytes` are those that 4-bit loading leaves in 16 bits.
     `window_layers` see the last tokens only. `catalogued`: its sizes are the catalogue's, since it cannot be read,
-    and the first of its notes says why. `obstacle` is a reason known beforehand why it would not run here; `origin`
+    and the first of its notes says why. `obstacle` is a reason known beforehand why it could not be loaded; `origin`
     how the weights are quantised in the GGUF file they come from; `mtp`: it has a layer that can draft for it; `why`
     why it is in this precision, where that was measured."""
 

@@ -35,11 +35,9 @@ from core.loading.memory import (
     as_fused,
     cache_bytes,
     captured_bytes,
-    quantised_weights,
     routed_share,
     skeleton,
     weights,
-    whole_blocks,
     workspace_bytes,
 )
 from core.loading.pair import SMOLLM2_ID, SMOLLM2_REVISION, label_of, smollm2_cached, smollm2_file
@@ -278,11 +276,8 @@ class Sized:
 
     @property
     def obstacle(self) -> str | None:
-        """Why it could not be loaded or run here, in a sentence; None where nothing is known to be in the way."""
-        return self._lacking() or self._odd_shapes()
-
-    def _lacking(self) -> str | None:
-        """Files that hold fewer weights than the config describes. A tied head may be stored or not."""
+        """Why it could not be loaded, in a sentence: its files hold fewer weights than the config describes. None where
+        nothing is known to be in the way. A tied head may be stored or not."""
         if self.format.taken_as_saved or self.preview.headers is None or quantisation_of(self.preview.config):
             return None
         stored = sum(math.prod(header.shape) for header in self.preview.headers.values())
@@ -291,18 +286,6 @@ class Sized:
         return (
             f"The files of {self.preview.name} hold {stored:,} weights and its config describes "
             f"{self.weights.parameters:,}: they do not belong together."
-        )
-
-    def _odd_shapes(self) -> str | None:
-        if self.layout is None or not self.layout.packed_for_cpu:
-            return None
-        shapes = quantised_weights(self.network, self.layout.kept)
-        odd = [name for name, shape in shapes.items() if not whole_blocks(*shape)]
-        if not odd:
-            return None
-        return (
-            f"bitsandbytes' 4-bit kernel for CPUs takes rows by 32 and columns by 64, and {len(odd)} weights of "
-            f"{self.preview.name} are not so ({odd[0]}): choose bf16."
         )
 
     @property

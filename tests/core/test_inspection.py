@@ -23,7 +23,7 @@ from core.inspecting.devices import predict
 from core.inspecting.files import Preview, catalogue_config, preview, size_up
 from core.inspecting.likeness import compare_vocabularies
 from core.inspecting.offers import drafts_for, inspection_card, offers
-from core.loading import load_pair
+from core.loading import load_model, load_pair
 from core.loading.hub import fetch
 from core.loading.memory import Free
 from core.records import Settings
@@ -211,10 +211,13 @@ def test_files_that_do_not_belong_to_their_config(target, tmp_path):
     assert "they do not belong together" in found.verdict[0]
 
 
-def test_a_model_whose_kernel_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.inspecting.files.packed_for_cpu", lambda device: True)
-    found = inspect_pair(save(tmp_path, "gpt2", n_embd=40), precision="nf4")
-    assert (found.level, "choose bf16" in found.verdict[0]) == ("bad", True)
+def test_widths_that_no_4_bit_kernel_takes_are_not_refused(tmp_path):
+    """Loading has such weights unpacked at every pass, or kept in 16 bits."""
+    folder = save(tmp_path, "gpt2", n_embd=40)
+    found = inspect_pair(folder, precision="nf4")
+    assert found.level != "bad" and found.target.precision == "nf4"
+    with load_model(folder, torch.device("cpu"), "nf4").lease() as runner:
+        assert runner.feed(torch.tensor([1, 2])).isfinite().all()
 
 
 def test_experts_and_windows_are_told(tmp_path):

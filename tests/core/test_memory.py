@@ -62,12 +62,11 @@ def estimated(folder, precision):
     return size_up(preview(str(folder)), CPU, precision).weights
 
 
-def taken(folder, precision, runs=True):
+def taken(folder, precision):
     """Bytes of the loaded model, after a pass: that is when bitsandbytes repacks 4-bit weights on a CPU."""
     model = load_model(str(folder), CPU, precision)
-    if runs:
-        with model.lease() as runner:
-            runner.feed(torch.tensor([1, 2]))
+    with model.lease() as runner:
+        runner.feed(torch.tensor([1, 2]))
     return model.weight_bytes()
 
 
@@ -75,16 +74,7 @@ def taken(folder, precision, runs=True):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weights_are_what_loading_takes(saved, shape, precision):
     folder = saved(shape)
-    runs = (shape, precision) != ("odd widths", "nf4")  # bitsandbytes' CPU kernel takes whole blocks only
-    assert estimated(folder, precision).total == pytest.approx(taken(folder, precision, runs), rel=0.03)
-
-
-def test_what_the_4_bit_kernel_of_a_cpu_cannot_run_is_said(saved, monkeypatch):
-    monkeypatch.setattr("core.inspecting.files.packed_for_cpu", lambda device: True)
-    odd = size_up(preview(str(saved("odd widths"))), CPU, "nf4")
-    assert "choose bf16" in odd.obstacle
-    assert size_up(preview(str(saved("odd widths"))), CPU, "bf16").obstacle is None
-    assert size_up(preview(str(saved("llama"))), CPU, "nf4").obstacle is None
+    assert estimated(folder, precision).total == pytest.approx(taken(folder, precision), rel=0.03)
 
 
 @pytest.mark.parametrize("double", [True, False])

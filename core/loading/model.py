@@ -227,12 +227,9 @@ class Model:
     @contextmanager
     def with_threads(self) -> Iterator[None]:
         """The same for a while."""
-        before = torch.get_num_threads()
-        self.use_threads()
-        try:
+        with threads(torch.get_num_threads()):
+            self.use_threads()
             yield
-        finally:
-            use_threads(before)
 
     @property
     def exact_rows(self) -> bool:

@@ -17,7 +17,6 @@ from pathlib import Path
 from core import stream
 from core.costs.rounds import RoundCosts, acceptance_rate, expected_tokens_by_position
 from core.drafting.build import round_costs
-from core.heads.runner import HeadCosts
 from core.loading.head import Head, best_precision, running_head
 from core.loading.model import ALL_THREADS, Model, threads
 from core.loading.pair import Pair
@@ -70,8 +69,7 @@ class Session:
         with threads(ALL_THREADS):
             self.trainer = Trainer(target, folder, plan, resume)
         self.trainer.go_on()
-        self._pair = pair
-        self._costs: HeadCosts | None = None
+        self._drafts = Pair(pair.target)
 
     @property
     def standing(self) -> Standing:
@@ -142,18 +140,19 @@ class Session:
 
     def _measured(self) -> RoundCosts:
         """What rounds with such a head cost here; measured once, for no weight changes it."""
-        return round_costs(self._drafting(self.trainer.untrained()), self._settings(SHOWN_TOKENS))
+        pair = self._drafts if self._drafts.head else self._drafting(self.trainer.untrained())
+        with pair.target.with_threads():
+            return round_costs(pair, self._settings(SHOWN_TOKENS))
 
     def _drafting(self, network: Network) -> Pair:
-        """The pair that this head would make, in what its passes are fastest in."""
-        target, copied = self._pair.target, copy.deepcopy(network).requires_grad_(False)
+        """The pair that this head would make, in what its passes are fastest in, with the costs that are known."""
+        pair, copied = self._drafts, copy.deepcopy(network).requires_grad_(False)
+        target, costs = pair.target, pair.head and pair.head.costs
         precision = best_precision(network.config, target.device)
         for parameter in copied.parameters():
             parameter.data = parameter.data.to(DTYPES[precision])
-        head = Head(self.folder.name, running_head(copied, target, precision), precision, costs=self._costs)
-        with threads(target.threads):
-            self._costs = head.measure_costs(target)
-        return Pair(target, head=head)
+        pair.head = Head(self.folder.name, running_head(copied, target, precision), precision, costs=costs)
+        return pair
 
     def _settings(self, new_tokens: int) -> Settings:
         method = "head" if kind_of(self.trainer.config) == KINDS[0] else "block"
@@ -161,7 +160,7 @@ class Session:
 
     def _prompts(self) -> list[str]:
         """A person's own, or of the page's samples those that are unlike each other; of either those that fit."""
-        target, own = self._pair.target, self.trainer.plan.prompts
+        target, own = self._drafts.target, self.trainer.plan.prompts
         chat = bool(getattr(target.tokenizer, "chat_template", None))
         texts = list(own or [prompt.text for prompt in read_prompts(chat=chat)])
         fitting = [text for text in texts if len(encode_prompt(target, text, Settings())) <= target.context_length // 2]
@@ -172,7 +171,9 @@ class Session:
         pair, runs = self._drafting(network), []
         settings = self._settings(min(SHOWN_TOKENS, pair.target.context_length // 2))
         for text in self._prompts():
-            with stream(pair, text, settings) as lane:
+            with pair.target.with_threads():
+                lane = stream(pair, text, settings)
+            with lane:
                 while True:
                     with pair.target.with_threads():
                         round_ = next(lane, None)

@@ -16,12 +16,13 @@ from tiny import random_model
 from core import generate
 from core.__main__ import main
 from core.costs.rounds import acceptance_rate
+from core.drafting import build
 from core.errors import UserError
 from core.heads import HeadConfig, HeadNetwork, Shape
 from core.heads.checkpoint import describe_head, load_weights, save_block, save_head
 from core.heads.dflash import DFlashConfig, DFlashNetwork
 from core.loading import load_model
-from core.loading.head import load_head
+from core.loading.head import Head, load_head
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.progress import never
@@ -393,13 +394,25 @@ def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"], indirect=True)
-def test_a_session_tells_what_a_race_will_show(target, tmp_path, short, kind):
-    """Whoever drafts, a greedy answer is the target's own; what is promised follows from measured costs, and the
-    acceptance that is told is that of the exported head on the prompts that were shown."""
+def test_a_session_tells_what_a_race_will_show(target, tmp_path, short, kind, monkeypatch):
+    """Whoever drafts, a greedy answer is the target's own; what is promised follows from costs that are measured once,
+    and the acceptance that is told is that of the exported head on the prompts that were shown. As many threads as the
+    target's passes gain from are taken for those alone."""
+    measured = []
+    for place, name in ((Head, "time_passes"), (build, "time_sampling")):
+        timed = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given, n=name, timed=timed: measured.append(n) or timed(*given))
+    threads = [8]
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr("core.training.session.ALL_THREADS", 8)
     pair = Pair(target)
     prompts = ["the quick", "brown fox", "it jumps over"]
     watched = Session(target, pair, tmp_path, Plan(tokens=20_000, prompts=prompts, kind=kind))
-    looks = list(watched.run(clock=ticking()))
+    looks = []
+    for look in watched.run(clock=ticking()):
+        looks.append(look)
+        assert threads[-1] == 8
     samples = [look for look in looks if look.sample]
     assert [look.before for look in samples[:2]] == [True, False] and not any(look.before for look in samples[1:])
     assert len({tuple(look.sample.token_ids) for look in samples}) == 1
@@ -410,12 +423,13 @@ def test_a_session_tells_what_a_race_will_show(target, tmp_path, short, kind):
     accepted = [look.standing.acceptance for look in samples]
     assert accepted[-1] > accepted[0]
     costs = watched._measured()
+    assert sorted(measured) == ["time_passes", "time_sampling"] and 1 in threads
     reached = samples[-1].standing.reached
     assert samples[-1].outlook.speed_up >= costs.speed_up(1 + sum(reached), len(reached)) - 1e-9
     assert [look.standing.visits for look in looks if not look.sample] == [s.visits for s in watched.trainer.history]
 
-    measured = json.loads((tmp_path / "config.json").read_text())["measured"]
-    assert measured["acceptance_rate"] == pytest.approx(accepted[-1], abs=1e-4)
+    written = json.loads((tmp_path / "config.json").read_text())["measured"]
+    assert written["acceptance_rate"] == pytest.approx(accepted[-1], abs=1e-4)
     raced = Pair(target, head=load_head("head", tmp_path, target, "fp32"))
     runs = []
     for words in prompts:

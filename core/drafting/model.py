@@ -26,7 +26,7 @@ from core.progress import Stop
 from core.runners import Runner, prefill
 from core.runners.capture import replayed
 from core.runners.host import ids_on
-from core.sampling import Sampling
+from core.sampling import Sampling, likeliest
 from core.settings import Settings
 from core.text import read_prompts
 
@@ -149,10 +149,10 @@ def measure_exit_layer(target: Model) -> tuple[int, float]:
     promises: dict[int, float] = {}
     agreed: dict[int, float] = {}
     with target.lease() as runner:
-        whole = runner.feed(ids).argmax(-1)
+        whole = likeliest(runner.feed(ids))[1]
         for layer in sorted({max(1, round(share * target.layers)) for share in SHARES}):
             runner.reset()
-            agreed[layer] = (runner.view(layer).feed(ids).argmax(-1) == whole).float().mean().item()
+            agreed[layer] = (likeliest(runner.view(layer).feed(ids))[1] == whole).float().mean().item()
             runner.reset()
             costs = exit_costs(*time_exit(runner, layer, context, 2, TRIED))
             _, promises[layer] = costs.best_chain(partial(expected_tokens, agreed[layer]), range(1, LONGEST + 1))

@@ -19,6 +19,7 @@ from core.heads.dflash import DFlashNetwork
 from core.heads.graph import GraphHeadRunner
 from core.heads.runner import REPEATS, ROWS, HeadCosts, HeadRunner
 from core.runners.clock import synchronise, timed_pass
+from core.sampling import likeliest
 
 
 class BlockHead:
@@ -275,7 +276,7 @@ def _block(runner: BlockRunner | ParallelRunner, ids: Tensor, features: Tensor) 
 
 
 def _draw(runner: BlockRunner | ParallelRunner, logits: Tensor, hidden: Tensor) -> Tensor:
-    return runner.after(logits[:1], hidden[:1], runner.head.target_ids[:1], None)[0].max(-1).indices
+    return likeliest(runner.after(logits[:1], hidden[:1], runner.head.target_ids[:1], None)[0])[1]
 
 
 def _time(runner: BlockRunner | ParallelRunner, work: Callable[[], Any]) -> tuple[Any, float]:

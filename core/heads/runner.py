@@ -20,6 +20,7 @@ from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
 from core.heads.native import NativePasses
 from core.runners.clock import synchronise, timed_pass
+from core.sampling import likeliest
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
 """Of the timed passes."""
@@ -131,6 +132,6 @@ def _time(runner: AnyHeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor
     synchronise(runner.device)
     start = time.perf_counter()
     output = one_pass()
-    runner.head.logits(output).max(-1)
+    likeliest(runner.head.logits(output))
     synchronise(runner.device)
     return output, time.perf_counter() - start

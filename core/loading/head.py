@@ -26,6 +26,7 @@ from core.heads.runner import REPEATS, AnyHead, HeadCosts, runner_of, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
 from core.runners.library import native_obstacle
+from core.sampling import likeliest
 
 BUNDLED = POCKET.parent / "heads"
 KEPT = 2
@@ -211,7 +212,7 @@ def measure_agreement(head: FusedHead | BlockHead, target: Model, layers: tuple[
     ids = torch.tensor(target.tokenizer.encode(text)[: min(SAMPLE, target.context_length)], device=target.device)
     with target.lease() as runner:
         features = runner.watch(layers)
-        choices = runner.feed(ids).argmax(-1)
+        choices = likeliest(runner.feed(ids))[1]
         rows = features.take(len(ids) - 1)
     at = torch.arange(1, len(ids), device=ids.device)
     if isinstance(head, BlockHead):
@@ -220,7 +221,7 @@ def measure_agreement(head: FusedHead | BlockHead, target: Model, layers: tuple[
         output = torch.cat([own.advance(ids[a + 1 : b + 1], rows[a:b], 1) for a, b in zip(starts, at.tolist())])
     else:
         output = runner_of(head).read(ids[1:], rows)
-    guesses = head.target_ids[head.logits(output).argmax(-1)]
+    guesses = head.target_ids[likeliest(head.logits(output))[1]]
     return (guesses == choices[at]).float().mean().item()
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import gradio as gr
@@ -28,12 +28,15 @@ from app.tokens.markup import json_text
 from app.train.events import short, training_events
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
-from core.drafting.methods import BLOCK, HEAD
+from core.drafting.methods import BLOCK, HEAD, method_of
 from core.errors import UserError
 from core.loading.pair import label_of
 from core.progress import Progress, duration
 from core.settings import POCKET_NAME, Settings
 from core.text import prompts_in
+
+if TYPE_CHECKING:
+    from core.training.kept import Kept
 
 OFF = (
     "Training is off on this public page: it would take the device from everybody else for minutes. Start the app on "
@@ -135,25 +138,26 @@ class Train:
         can = gr.update(interactive=True)
         if not kept.exported:
             return [status_line("idle", *words), beginning, can, *nothing[1:]]
-        made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept.folder))}
+        made = {recipe.engine: command_html(recipe) for recipe in recipes(self._deployment(settings, kept))}
         looks = self.engine.looks_by_kind(settings)
         kinds = gr.update(value=beside(looks), visible=len(looks) > 1)
         shown = [kept_html(kept.folder), kinds, *(made[engine] for engine in ENGINES)]
         return [status_line("idle", *words), beginning, can, gr.update(visible=True), *shown]
 
-    def _deployment(self, settings: Settings, folder: Path) -> Deployment:
+    def _deployment(self, settings: Settings, kept: Kept) -> Deployment:
         pair = self.engine.loaded(settings)
         precision = self.engine.environment(pair)["target"]["precision"] if pair is not None else "bf16"
-        algorithm, length = block_of(folder) or (None, SPECULATIVE_TOKENS)
-        head = Settings(target=settings.target, draft=str(folder), method=method_of(folder))
-        return Deployment(head, length, precision, head_folder=str(folder), algorithm=algorithm)
+        folder, algorithm = str(kept.folder), kept.config.algorithm
+        length = kept.config.drafted if algorithm else SPECULATIVE_TOKENS
+        head = Settings(target=settings.target, draft=folder, method=method_of(kind_of(kept)).name)
+        return Deployment(head, length, precision, head_folder=folder, algorithm=algorithm)
 
     def race_method(self, *values: Any) -> dict[str, Any]:
         """The method of a trained head, in the sidebar. It comes before the head itself: what follows the pair is sent
         with the method that is chosen, which must be one of those the new pair has."""
         _, kept = self._newest(values)
-        method = method_of(kept.folder)
-        kind = HEAD if method == "head" else BLOCK
+        kind = kind_of(kept)
+        method = method_of(kind).name
         reasons = reasons_of({"draft": {"model_type": kind}, "likeness": None, "target": {"layers": 2}})
         return {**follow_pair(reasons, method, 2, False)["method"], "value": method}
 
@@ -164,11 +168,11 @@ class Train:
         length = self._lengths.get(kept.folder, settings.draft_length)
         named = (settings.target or POCKET_NAME, str(kept.folder), settings.revision or "")
         fields = [gr.update(value=text, visible=True) for text in named]
-        wanted = {"method": method_of(kept.folder), "draft_length": length, **dict(zip(NAMED, named))}
+        wanted = {"method": method_of(kind_of(kept)).name, "draft_length": length, **dict(zip(NAMED, named))}
         run = json_text({"id": uuid4().hex, "controls": wanted})
         return [run, OTHER, *fields, length, gr.Tabs(selected="playground")]
 
-    def _newest(self, values: tuple[Any, ...]) -> tuple[Settings, Any]:
+    def _newest(self, values: tuple[Any, ...]) -> tuple[Settings, Kept]:
         settings = self._settings(values)
         kept, _ = self.engine.kept_head(settings)
         if kept is None or not kept.exported:
@@ -281,21 +285,9 @@ def forecast(target: str, plan: Mapping[str, Any], folder: Path, bundled: bool) 
     return f"Start: {name} {does}, and {which} from them to guess its next tokens, for {long}. Kept in {short(folder)}."
 
 
-def method_of(folder: Path) -> str:
-    """The method that drafts with a trained head: one by one, or whole blocks."""
-    return "block" if block_of(folder) else "head"
-
-
-def block_of(folder: Path) -> tuple[str, int] | None:
-    """What other engines call the block drafter of a folder, and how many tokens it was trained to draft at a time;
-    None for a head that drafts one by one."""
-    from core.heads.checkpoint import read_config
-
-    config = read_config(folder)
-    names = " ".join(config.get("architectures") or ()).lower()
-    if "dspark" in names:
-        return "dspark", config["block_size"]
-    return ("dflash", config["block_size"] - 1) if "dflash" in names else None
+def kind_of(kept: Kept) -> str:
+    """The kind of a head that was trained here: it drafts one by one, or whole blocks."""
+    return BLOCK if kept.config.algorithm else HEAD
 
 
 def resumption(standing: Mapping[str, Any], folder: Path) -> str:

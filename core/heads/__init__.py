@@ -69,6 +69,16 @@ class HeadConfig(Shape):
     mask_id: int | None = None
     block_size: int = 1
 
+    @property
+    def algorithm(self) -> str | None:
+        """What other engines call a drafter of whole blocks; None for a head that drafts one by one."""
+        return "p-eagle" if self.block_size > 1 else None
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that a pass drafts."""
+        return self.block_size
+
 
 class Attention(nn.Module):
     """Projections of the attention of rows [..., width]."""

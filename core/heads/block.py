@@ -52,7 +52,7 @@ class FusedHead:
     @property
     def drafted(self) -> int:
         """Tokens that a pass drafts: several of P-EAGLE."""
-        return self.config.block_size
+        return self.config.drafted
 
     @property
     def draft_vocab_size(self) -> int:

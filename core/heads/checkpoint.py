@@ -62,6 +62,11 @@ class Description:
         return self.make(aux_layers=layers, **self.shape)
 
     @property
+    def anywhere(self) -> HeadConfig | DFlashConfig:
+        """The shape of the head, whatever layers of a target it reads."""
+        return self.config(tuple(range(self.features)))
+
+    @property
     def in_blocks(self) -> bool:
         """Whether it drafts several tokens in one pass."""
         return self.make is DFlashConfig or self.shape["mask_id"] is not None

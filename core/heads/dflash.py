@@ -48,6 +48,11 @@ class DFlashConfig(Shape):
         object.__setattr__(self, "windows", self.windows or (None,) * self.depth)
 
     @property
+    def algorithm(self) -> str:
+        """What other engines call it."""
+        return "dspark" if self.sample_from_anchor else "dflash"
+
+    @property
     def first(self) -> int:
         """The first row of a block that drafts."""
         return 0 if self.sample_from_anchor else 1

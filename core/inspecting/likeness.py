@@ -16,7 +16,7 @@ from core.inspecting.acceptance import Acceptance, shipped
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
 from core.loading import find_file
-from core.loading.head import anywhere, bundled_head, fitting_layers, head_precision
+from core.loading.head import bundled_head, fitting_layers, head_precision
 from core.loading.hub import cached, local_folder
 from core.loading.memory import CUBLAS_WORKSPACE, NODE_BYTES, Weights
 from core.loading.pair import LEAST_SHARED, token_bytes
@@ -229,7 +229,7 @@ def _described(config: dict[str, Any], headers: dict[str, Header], name: str) ->
 
 
 def size_up_head(found: HeadPreview, device: torch.device, asked: str = "auto") -> SizedHead:
-    precision = head_precision(anywhere(found.description), device, asked)
+    precision = head_precision(found.description.anywhere, device, asked)
     floats = {k: h.shape for k, h in found.headers.items() if h.dtype.startswith(("F", "BF"))}
     sizes = {name: math.prod(shape) * _bytes_each(name, shape, precision) for name, shape in floats.items()}
     total, counted = sum(sizes.values()), sum(map(math.prod, floats.values()))

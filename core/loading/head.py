@@ -78,9 +78,7 @@ class Head:
     @property
     def algorithm(self) -> str | None:
         """What other engines call a block drafter of its kind; None for other heads."""
-        if isinstance(self.fused, BlockHead):
-            return "dspark" if self.fused.config.sample_from_anchor else "dflash"
-        return "p-eagle" if self.kind == BLOCK else None
+        return None if isinstance(self.fused, MtpHead) else self.fused.config.algorithm
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -159,13 +157,8 @@ def head_precision(config: Shape, device: torch.device, asked: str) -> str:
 
 def bytes_needed(name: str, folder: Path, device: torch.device, precision: str = "auto") -> int:
     """What loading the head of a folder takes at most. Raises UserError where it is none."""
-    config = anywhere(describe_head(folder, name))
+    config = describe_head(folder, name).anywhere
     return bytes_in_memory(folder, name, DTYPES[head_precision(config, device, precision)])
-
-
-def anywhere(found: Description) -> Shape:
-    """The shape of a head, whatever layers of a target it reads."""
-    return found.config(tuple(range(found.features)))
 
 
 def check_target(found: Description, name: str, target: Model) -> list[tuple[int, ...]]:

@@ -81,9 +81,7 @@ def config_for(target: Model, kind: str = KINDS[0]) -> AnyConfig:
 
 
 def kind_of(config: AnyConfig) -> str:
-    if isinstance(config, HeadConfig):
-        return KINDS[0]
-    return "dspark" if config.sample_from_anchor else "dflash"
+    return KINDS[0] if isinstance(config, HeadConfig) else config.algorithm
 
 
 def mask_id(target: Model) -> int:

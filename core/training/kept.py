@@ -10,10 +10,15 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core import disk
+
+if TYPE_CHECKING:
+    from core.heads import HeadConfig
+    from core.heads.dflash import DFlashConfig
 
 TRAINING = "training"
 """The part of a head's folder that its training needs."""
@@ -31,6 +36,14 @@ class Kept:
     folder: Path
     standing: dict[str, Any]
     exported: bool
+
+    @cached_property
+    def config(self) -> HeadConfig | DFlashConfig:
+        """The shape of the exported head, whatever layers of its target it reads. Raises UserError where it cannot be
+        read."""
+        from core.heads.checkpoint import describe_head  # it needs PyTorch, and a list of heads does not
+
+        return describe_head(self.folder, self.folder.name).anywhere
 
 
 def heads_folder() -> Path:

@@ -17,6 +17,9 @@ from fake_sweep import fake_sweep
 from app.serving import Engine, Offer
 from core.errors import UserError
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck, Progress
+from core.heads import HeadConfig, HeadNetwork
+from core.heads.checkpoint import save_block, save_head
+from core.heads.dflash import DFlashConfig, DFlashNetwork
 from core.inspecting.acceptance import Acceptance
 from core.inspecting.catalogue import Found
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
@@ -174,6 +177,13 @@ class FakeLane:
         self.run.stop_reason = self.run.stop_reason or "cancelled"
 
 
+SHAPE: dict[str, Any] = {
+    **{"hidden_size": 8, "intermediate_size": 8, "heads": 1, "kv_heads": 1, "head_dim": 8, "target_hidden_size": 8},
+    **{"vocab_size": 8, "draft_vocab_size": 8, "aux_layers": (1,)},
+}
+"""Of the heads that its trainings leave."""
+
+
 class FakeSession:
     """A training whose looks are made up: acceptance grows from one to the next."""
 
@@ -208,10 +218,17 @@ class FakeSession:
             while self.endless and not stop():
                 time.sleep(0.01)
             (training / "progress.jsonl").write_text(json.dumps(asdict(self.standing)) + "\n")
-            (self.folder / "model.safetensors").touch()
+            self._export()
             self.standing = replace(self.standing, doing="stopped" if self.endless else "done")
         finally:
             self.ended.set()
+
+    def _export(self) -> None:
+        if self._plan.get("kind") in ("dspark", "dflash"):
+            block = DFlashConfig(**SHAPE, block_size=5, mask_id=1, sample_from_anchor=self._plan["kind"] == "dspark")
+            save_block(DFlashNetwork(block), self.folder, 4)
+        else:
+            save_head(HeadNetwork(HeadConfig(**SHAPE)), self.folder)
 
     def _looks(self) -> Iterator[Look]:
         total = self._plan.get("seconds") or 10.0

@@ -14,8 +14,8 @@ from app.api import takes_settings
 from app.assets import asset
 from app.compare.again import again, again_events
 from app.compare.controls import MARKS, lane_controls
-from app.compare.events import Comparison, compare, fastest, fetch_all, plan_event
-from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
+from app.compare.events import Comparison, compare, fastest, fetch_all, level_with, plan_event
+from app.compare.figures import acceptance_by_position, speed_by_lane
 from app.compare.lanes import (
     FEWEST,
     KEYS,
@@ -49,7 +49,7 @@ from core.text import Prompt
 ONE_PROMPT, ALL = "this prompt", "all"
 PUBLIC_TOTAL = 16_384
 """What a stranger's comparison may cost, all lanes and prompts together, in tokens written (app.serving.limits)."""
-PLOTS = ("speed", "positions", "weights")
+PLOTS = ("speed", "positions")
 TAKEN = ("target", "draft", "precision", "method", "draft_length")
 """What the sidebar takes from the fastest lane."""
 Values = tuple[Any, ...]
@@ -92,11 +92,12 @@ class Compare:
 
         Returns:
             Objects {"status", "rows", "document"}, the last with the table and the runs: a row a lane with "name",
-            "pair", "tokens_per_second" and "ratio_to_plain" {"median", "min", "max"} over the prompts,
-            "acceptance_rate", "tokens_per_round", "accepted_by_position", "weight_bytes", "identical" {"same",
-            "compared", "first"} and "error"; {"schema": 1, "runs": [...]} lane by lane. A lane with "added": true is
-            plain decoding of a target that no lane decodes plainly: the baseline of "ratio_to_plain". Of a server's
-            lane "server" has what only servers tell, "acceptance_rate" is accepted ÷ drafted, and its answers are
+            "pair", "tokens_per_second" and "ratio_to_plain" {"median", "min", "max"} over the prompts, "faster" (than
+            plain decoding; null where that cannot be told from noise), "drafted", "acceptance_rate",
+            "tokens_per_round", "accepted_by_position", "weight_bytes", "identical" {"same", "compared", "first"} and
+            "error"; {"schema": 1, "runs": [...]} lane by lane. A lane with "added": true is plain decoding of a target
+            that no lane decodes plainly: the baseline of "ratio_to_plain". Of a server's lane "server" has what only
+            servers tell, "acceptance_rate" is accepted ÷ drafted, and its answers are
             the document's "server_runs".
         """
         controls = {**{name: getattr(self.engine.settings, name) for name in CONTROLS}, **controls}
@@ -139,7 +140,8 @@ class Compare:
         started = (own.target, own.draft) == (self.engine.settings.target, self.engine.settings.draft)
         models = {"target": "", "draft": ""} if started else {"target": own.target or "", "draft": own.draft or ""}
         found = {**models, **{name: getattr(own, name) for name in TAKEN if name not in models}}
-        return gr.update(visible=True, value=f"Use lane {best['lane']}, the fastest"), found
+        label = f"Use lane {best['lane']}" + ("" if level_with(comparison, best) else ", the fastest")
+        return gr.update(visible=True, value=label), found
 
     def _events(
         self,
@@ -326,5 +328,5 @@ def _follow(count: gr.Radio, rows: list[gr.Row]) -> None:
 
 def _plots(rows: list[dict[str, Any]]) -> list[Any]:
     """The charts that say more than the table; the others stay hidden."""
-    figures = (speed_by_lane(rows), acceptance_by_position(rows), weights_by_lane(rows))
+    figures = (speed_by_lane(rows), acceptance_by_position(rows))
     return [gr.update(value=figure, visible=figure is not None) for figure in figures]

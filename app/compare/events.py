@@ -23,6 +23,7 @@ from app.serving.turns import Event, Stop, fetching, loading
 from core.drafting.methods import METHODS
 from core.errors import Cancelled, UserError
 from core.measuring.comparison import Contender, Heat, counted, heats, row
+from core.measuring.deciding import faster
 from core.records import Round, Run, Settings
 from core.servers import ServerRun
 from core.settings import POCKET_NAME
@@ -366,12 +367,38 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
         return stopped + (server or "No lane came far enough to be compared.")
     over = f", median of {best['prompts']} prompts" if best["prompts"] > 1 else ""
     which = "the fastest of this page\u2019s lanes" if server else "the fastest"
-    text = f"Lane {best['lane']}, {best['name']}, is {which}: {best['tokens_per_second']['median']:.0f} tokens/s{over}"
-    if best["method"] == "plain":
-        return f"{stopped}{text}. No lane gains enough over plain decoding to be faster.{server and ' ' + server}"
-    ratio = best["ratio_to_plain"]
-    gain = f", {ratio['median']:.2f}× plain decoding of its own target" if ratio else ""
+    speed = f"{best['tokens_per_second']['median']:.0f} tokens/s{over}"
+    if level := level_with(comparison, best):
+        others = [each for each in comparison.contenders if each.number in level]
+        text = f"Lane {best['lane']}, {best['name']}, and {numbered(others).lower()} are about as fast: {speed}"
+        on = "one prompt does" if best["prompts"] == 1 else f"{best['prompts']} prompts do"
+        text += f"; {on} not separate them"
+    else:
+        text = f"Lane {best['lane']}, {best['name']}, is {which}: {speed}"
+    gain = "" if level and not best["faster"] and best["method"] != "plain" else _over_plain(best)
     return f"{stopped}{text}{gain}.{server and ' ' + server}"
+
+
+def _over_plain(best: dict[str, Any]) -> str:
+    """What the fastest lane gains over plain decoding, as far as that is told from noise."""
+    ratio = best["ratio_to_plain"]
+    if best["method"] == "plain":
+        return ". No lane gains enough over plain decoding to be faster"
+    if not ratio:
+        return ""
+    if not best["drafted"]:
+        return ". It drafted nothing, so it did what plain decoding does"
+    if best["faster"] is None:
+        return ", about as fast as plain decoding of its own target"
+    return f", {ratio['median']:.2f}× plain decoding of its own target"
+
+
+def level_with(comparison: Comparison, best: dict[str, Any]) -> list[int]:
+    """The lanes that the fastest is not faster than beyond the noise."""
+    runs = {each.number: counted(each) for each in comparison.contenders if not each.added}
+    return [
+        number for number, own in runs.items() if own and number != best["lane"] and not faster(runs[best["lane"]], own)
+    ]
 
 
 def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ def speed_by_lane(rows: Sequence[Row]) -> Chart | None:
     for row in shown:
         speed, ratio = row["tokens_per_second"], row["ratio_to_plain"]
         style = _style_of(row)
-        gain = f"  {ratio['median']:.2f}× plain" if ratio and not row["baseline"] else ""
+        gain = f"  {ratio['median']:.2f}× plain" if ratio and row["faster"] is not None else ""
         chart.add_scatter(
             x=[speed["median"]],
             y=[_lane_name(row)],
@@ -76,27 +76,6 @@ def acceptance_by_position(rows: Sequence[Row]) -> Chart | None:
             "<extra>%{fullData.name}</extra>",
         )
     chart.update_layout(hovermode="closest", showlegend=True)
-    return chart
-
-
-def weights_by_lane(rows: Sequence[Row]) -> Chart | None:
-    """Memory of the weights that each lane reads; None where it is the same for all."""
-    shown = [row for row in rows if row["weight_bytes"]]
-    if len({sum(row["weight_bytes"].values()) for row in shown}) < 2:
-        return None
-    largest = max(sum(row["weight_bytes"].values()) for row in shown)
-    size, unit = (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
-    chart = _by_lane(f"memory of the weights, {unit}", "What does it take in memory?", "weights", shown)
-    for role, style, pattern in (("target", Style(COLOURS["plain"]), ""), ("draft", Style(COLOURS["accent"]), "/")):
-        chart.add_bar(
-            name=role,
-            orientation="h",
-            x=[row["weight_bytes"][role] / size for row in shown],
-            y=[_lane_name(row) for row in shown],
-            marker={"color": style.colour, "pattern": {"shape": pattern}},
-            hovertemplate=f"{role} %{{x:.3g}} {unit}<extra></extra>",
-        )
-    chart.update_layout(barmode="stack", bargap=0.45, showlegend=True)
     return chart
 
 

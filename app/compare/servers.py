@@ -186,6 +186,7 @@ def server_row(
         "prompts": found["prompts"],
         "tokens_per_second": found["tokens_per_second"],
         "ratio_to_plain": None,
+        "faster": None,
         "acceptance_rate": counted.acceptance_rate if counted else None,
         "tokens_per_round": median_of_known(each.tokens_per_pass for each in counts if each),
         "accepted_by_position": [],

@@ -21,6 +21,7 @@ from core.explaining.traffic import (
     measure,
     run_traffic,
 )
+from core.measuring.deciding import speedup_range
 from core.records import Run, summarise
 
 Finding = tuple[bool | None, str, str]
@@ -33,10 +34,19 @@ def costs_html(run: Run, plain: Run | None, load: dict[str, Any] | None = None, 
     if not any(r.drafted for r in run.rounds):
         return ""
     costs = measure(run, plain)
-    sections = [_yield(run), _why_faster(run, plain, costs)]
+    pays = _pays(run, plain, costs)
+    sections = [_yield(run), _why_faster(run, plain, costs, pays)]
     if costs:
-        sections.append(_when_not(run, plain, costs, _measured_batches(load) + (MEASURE if servers else "")))
+        sections.append(_when_not(run, plain, costs, pays, _measured_batches(load) + (MEASURE if servers else "")))
     return "".join(sections)
+
+
+def _pays(run: Run, plain: Run | None, costs: Costs | None) -> bool | None:
+    """Whether the run was faster than plain decoding; None within the noise of the two."""
+    low, high = speedup_range(run, plain) if plain else (1.0, 1.0)
+    if plain and low <= 1 <= high:
+        return None
+    return costs is not None and costs.gain > 0
 
 
 # What a round yields
@@ -92,10 +102,9 @@ def _apart(predicted: float, happened: float) -> str:
 # Why this is faster
 
 
-def _why_faster(run: Run, plain: Run | None, costs: Costs | None) -> str:
-    gained = costs is not None and costs.gain > 0
-    title = "Why this is faster on your machine" if gained else "Why this is not faster on your machine"
-    parts = [f'<section class="traffic"><h2>{title}</h2>']
+def _why_faster(run: Run, plain: Run | None, costs: Costs | None, pays: bool | None) -> str:
+    title = {True: "faster", False: "not faster", None: "about as fast as plain decoding"}[pays]
+    parts = [f'<section class="traffic"><h2>Why this is {title} on your machine</h2>']
     found, base = run_traffic(run), run_traffic(plain) if plain else None
     if found is None:
         parts.append(paragraph("The document of this run does not tell how many bytes its passes read.", "note"))
@@ -172,7 +181,7 @@ def _what_is_shared(run: Run, with_bytes: bool) -> str:
 # When it would not be
 
 
-def _when_not(run: Run, plain: Run | None, costs: Costs, on_servers: str) -> str:
+def _when_not(run: Run, plain: Run | None, costs: Costs, pays: bool | None, on_servers: str) -> str:
     findings = [
         _short_output(run, plain, costs),
         _mismatch(run, costs),
@@ -182,7 +191,7 @@ def _when_not(run: Run, plain: Run | None, costs: Costs, on_servers: str) -> str
     items = "".join(_finding(*finding) for finding in findings)
     source = "the plain run beside it" if costs.plain_measured else "the cost table, for want of a plain run beside it"
     return (
-        '<section class="limits"><h2>When it would not be</h2>'
+        f'<section class="limits"><h2>{"When it would not be" if pays else "What may stand in the way"}</h2>'
         + paragraph(f"Decided from this run, these models and this machine; a plain token is timed by {source}.")
         + f"<dl>{items}</dl></section>"
     )

@@ -304,9 +304,9 @@ class Tune:
         with gr.Accordion("Your own prompts", open=False, elem_id="tune-own"):
             own = gr.Textbox(
                 "",
-                label="Prompts",
+                label="Your prompts, of any number of lines: a line of --- ends one and begins the next",
                 info="Measured beside the bundled ones that are ticked.",
-                placeholder="What you would ask of it. A line of --- stands between one prompt and the next.",
+                placeholder="What you would ask of it.\n---\nAnd the next.",
                 lines=4,
                 max_lines=10,
                 elem_id="tune-own-text",

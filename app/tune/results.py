@@ -18,6 +18,7 @@ from app.tune.fastest import Fastest, describe_fastest, fastest
 from app.tune.production import VERSIONS, Deployment, Recipe, placeholders, recipes
 from core.drafting.methods import MTP
 from core.measuring.report import (
+    always_faster,
     basis_at,
     between,
     describe_alternative,
@@ -188,11 +189,7 @@ def _recommendation(document: Document, temperature: float, of_all: str) -> str:
     if recommended == "plain":
         title, head, gain = "Recommended", f"Plain decoding, {plain:.0f} tokens/s", ""
     elif point is None:
-        title, head, gain = (
-            "Measured",
-            "Not decided" if best["pays"] is None else "Speculation pays; which, is open",
-            "",
-        )
+        title, head, gain = "Measured", _undecided(document, best), ""
     else:
         title = "Recommended"
         head = f"Draft length {recommended}, {point['tokens_per_second']['median']:.0f} tokens/s"
@@ -204,6 +201,14 @@ def _recommendation(document: Document, temperature: float, of_all: str) -> str:
         f"<p class='tune-head'>{head}{f' <small>{gain}</small>' if gain else ''}</p>"
         + "".join(map(_paragraph, filter(None, said)))
     )
+
+
+def _undecided(document: Document, best: dict[str, Any]) -> str:
+    """What is known though no setting can be recommended."""
+    if best["pays"]:
+        return "Speculation pays; which length is best is open"
+    always = always_faster(document, best["temperature"])
+    return "Faster in every run; too few of them to be sure" if always else "Not decided"
 
 
 def _hint(deployment: Deployment | None) -> str:

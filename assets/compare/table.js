@@ -15,7 +15,7 @@ const COLUMNS = [
     title: "× plain",
     note: "against plain decoding of the same target and prompt",
     value: (row) => row.ratio_to_plain?.median,
-    draw: (row) => spread(row, row.ratio_to_plain, (n) => n.toFixed(2)),
+    draw: drawRatio,
   },
   {
     title: "accepted",
@@ -67,6 +67,13 @@ function drawSpeed(row) {
   if (!row.server || !row.tokens_per_second) return cell;
   const clock = { server: "the server\u2019s clock", reader: "the reader\u2019s clock", mixed: "two clocks" }[row.server.clock];
   return [...cell, make("small", "", row.server.counted === "chunks" ? "chunks of text, " + clock : clock)];
+}
+
+/** A figure that says nothing is told as such: 1.06 of a lane that drafted nothing is no gain. */
+function drawRatio(row) {
+  const cell = spread(row, row.ratio_to_plain, (n) => n.toFixed(2));
+  if (!row.ratio_to_plain || row.baseline || row.server || row.faster != null) return cell;
+  return [...cell, make("small", "", row.drafted ? "within the noise" : "drafted nothing")];
 }
 
 /** Servers count every drafted token, ours those that were judged. */

@@ -17,6 +17,7 @@ const COLUMNS = [
   { key: "when", name: "Time", show: (value) => new Date(value).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }) },
   { key: "prompt", name: "Prompt", show: (value) => value.trim().split("\n")[0] },
   { key: "pair", name: "Pair", show: plainly },
+  { key: "precision", name: "Precision", show: plainly },
   { key: "method", name: "Method", show: plainly },
   { key: "draft_length", name: "Draft length", show: plainly, number: true },
   { key: "temperature", name: "Temp.", show: plainly, number: true },
@@ -93,7 +94,7 @@ class History {
   }
 
   sortBy(key) {
-    const down = this.sort.key === key ? !this.sort.down : key !== "prompt" && key !== "pair" && key !== "method";
+    const down = this.sort.key === key ? !this.sort.down : !["prompt", "pair", "precision", "method"].includes(key);
     this.sort = { key, down };
     this.draw();
   }

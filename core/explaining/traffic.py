@@ -59,8 +59,9 @@ class Traffic:
         return asdict(self) | derived
 
 
-LITTLE = 0.4
-"""Of what the memory delivers: a run that asks for less is not waiting for it."""
+LITTLE, MOSTLY = 0.4, 0.6
+"""Of what the memory delivers: a run that asks for less than the first is not waiting for it, for more than the second
+mostly is."""
 
 
 def describe_bandwidth(run: Run, traffic: Traffic) -> str:
@@ -78,6 +79,8 @@ def describe_bandwidth(run: Run, traffic: Traffic) -> str:
             f"{said}reading takes at most {share:.0%} of the time. The rest is overhead, that is starting each "
             "operation, and arithmetic: it is not reading weights that sets the speed here."
         )
+    if share < MOSTLY:
+        return f"{said}reading takes {share:.0%} of the time, arithmetic and overhead the rest: neither sets the speed."
     return f"{said}reading is {share:.0%} of the time, so it sets the speed here."
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from core.drafting.methods import METHODS
+from core.measuring.deciding import faster
 from core.records import Metrics, Run, Settings, Spread, count_by_position, first_divergence, summarise
 
 
@@ -70,7 +71,8 @@ class Same:
 class Row:
     """What a lane's runs come to, over `prompts` of them.
 
-    `tokens_per_second` and `ratio_to_plain` (the baseline's run of the same prompt is 1) are spreads over the prompts.
+    `tokens_per_second` and `ratio_to_plain` (the baseline's run of the same prompt is 1) are spreads over the prompts;
+    `faster` than plain or not, None where that cannot be told from noise; `drafted` is how many tokens were.
     `acceptance_rate`, `tokens_per_round` and `accepted_by_position` pool the rounds of all of them; behind each
     position are `drafts_by_position` rounds. `weight_bytes` is what the lane's models take in memory. `identical` is
     None where tokens are drawn by chance and for the baseline.
@@ -83,6 +85,8 @@ class Row:
     prompts: int
     tokens_per_second: Spread | None
     ratio_to_plain: Spread | None
+    faster: bool | None
+    drafted: int
     acceptance_rate: float | None
     tokens_per_round: float | None
     accepted_by_position: list[float]
@@ -108,6 +112,8 @@ def row(contender: Contender, baseline: Contender) -> Row:
         prompts=len(runs),
         tokens_per_second=Spread.of(speeds) if speeds else None,
         ratio_to_plain=_ratios(runs, plain),
+        faster=faster(runs, plain),
+        drafted=sum(len(round_.drafted) for run in runs.values() for round_ in run.rounds),
         acceptance_rate=pooled.acceptance_rate if runs else None,
         tokens_per_round=pooled.tokens_per_round if runs else None,
         accepted_by_position=pooled.accepted_by_position,

@@ -105,16 +105,28 @@ FELT = 0.03
 
 def speedup_range(speculative: Run, plain: Run) -> tuple[float, float]:
     """Between what the speed-up of one race lies, by how unevenly its own passes went: twice the standard error of the
-    two lanes' times. A lane that drafted nothing did the same as the other: 1 lies in between."""
+    two lanes' times. Lanes of one target that drafted nothing did the same: 1 lies in between."""
     fast, slow = summarise(speculative), summarise(plain)
     if not fast.tokens_per_second or not slow.tokens_per_second:
         return 1.0, 1.0
     speedup = fast.tokens_per_second / slow.tokens_per_second
     open_ = max(FELT, 2 * (_unevenness(speculative) ** 2 + _unevenness(plain) ** 2) ** 0.5)
     low, high = speedup * (1 - min(open_, 1)), speedup * (1 + open_)
-    if not any(round_.drafted for round_ in speculative.rounds):
+    idle = not any(round_.drafted for run in (speculative, plain) for round_ in run.rounds)
+    if idle and speculative.environment.get("target") == plain.environment.get("target"):
         low, high = min(low, 1.0), max(high, 1.0)
     return low, high
+
+
+def faster(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> bool | None:
+    """Whether one lane is faster than another beyond the noise, by their runs of the same prompts: on each of them by
+    more than its own passes leave open, or in the median of them. None where that cannot be told."""
+    shared = [at for at in ours if at in theirs]
+    ranges = [speedup_range(ours[at], theirs[at]) for at in shared]
+    found = compare(*({(0, at): summarise(runs[at]).tokens_per_second for at in shared} for runs in (ours, theirs)))
+    if shared and (found == "better" or all(low > 1 for low, _ in ranges)):
+        return True
+    return False if shared and (found == "worse" or all(high < 1 for _, high in ranges)) else None
 
 
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:

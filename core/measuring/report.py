@@ -213,8 +213,16 @@ def _what_is_open(document: dict[str, Any], best: dict[str, Any]) -> str:
     count = max((p["interval"]["count"] for p in shown), default=0)
     runs = "one run" if count == 1 else f"{count} runs"
     if best["pays"]:
-        return f"Speculation is faster, but the choice lies within the noise after {runs} of each: {figures}."
+        return f"Speculation is faster; which length is best lies within the noise after {runs} of each: {figures}."
+    if always_faster(document, best["temperature"]):
+        return f"Every run with drafts was faster, but {runs} of each are too few to be sure: {figures}. Repeat it."
     return f"After {runs} of each the gain cannot be told from noise: {figures}. More repeats or prompts may decide it."
+
+
+def always_faster(document: dict[str, Any], temperature: float) -> bool:
+    """Whether no run of any draft length was as slow as plain decoding of its prompt."""
+    points = points_at(document, temperature)
+    return bool(points) and all(point["ratio_to_plain"]["min"] > 1 for point in points)
 
 
 def describe_intervals(document: dict[str, Any], temperature: float) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes import ENVIRONMENT, FakeEngine
+from fakes import FakeEngine
 
 from app.compare import Compare
 from app.compare.events import WARM_UP_TOKENS, Comparison, compare, fetch_all, notes, plan_event
-from app.compare.figures import acceptance_by_position, speed_by_lane, weights_by_lane
+from app.compare.figures import acceptance_by_position, speed_by_lane
 from app.compare.lanes import LANE, SAME, SIDEBAR, chosen_lanes, lane_names, lanes_from
 from app.serving.device import Device
 from app.serving.turns import guarded
 from app.settings import CONTROLS
 from app.sidebar.picker import choices
 from core.errors import UserError
-from core.records import Run, Settings, run_from_dict
+from core.records import Round, Run, Settings, run_from_dict
 from core.text import Prompt
 
 BASE = Settings(target="owner/big", draft="owner/small", max_new_tokens=24, draft_length=5)
@@ -60,6 +60,15 @@ class PickyEngine(FakeEngine):
     def race(self, lanes: Any) -> Any:
         self.raced.append([str(lane.run.settings.method) for lane in lanes])
         return super().race(lanes)
+
+
+class IdleEngine(PickyEngine):
+    """Whose drafter proposes nothing, on a machine that has sped up meanwhile."""
+
+    def _speculative(self, run: Run, chance: Any) -> Round:
+        round_ = self._plain(run)
+        round_.verify_seconds *= 0.9
+        return round_
 
 
 def run(
@@ -247,6 +256,18 @@ def test_progress_counts_runs() -> None:
     assert running[1]["text"] == "Prompt 2 of 2, two: lanes 1, 2 and 3 are running."
 
 
+def test_nothing_is_called_fastest_that_the_noise_may_have_made_so() -> None:
+    """Lanes that one prompt does not separate are about as fast; a lane that drafted nothing does what plain does."""
+    told = of(run([lane("draft"), lane("plain")], PROMPTS[:1])[0], "result")[0]
+    assert "Lane 1, Draft model, is the fastest" in told["text"] and "× plain decoding" in told["text"]
+    assert [(row["faster"], row["drafted"] > 0) for row in told["rows"]] == [(True, True), (None, False)]
+    level = of(run([lane("draft"), lane("draft", draft_length=4), lane("plain")], PROMPTS[:1])[0], "result")[0]
+    assert "and lane 2 are about as fast" in level["text"] and "one prompt does not separate them" in level["text"]
+    idle = of(run([lane("draft"), lane("plain")], PROMPTS[:1], IdleEngine())[0], "result")[0]
+    assert "and lane 2 are about as fast" in idle["text"] and "×" not in idle["text"]
+    assert (idle["rows"][0]["faster"], idle["rows"][0]["drafted"]) == (None, 0)
+
+
 # Charts
 
 
@@ -259,17 +280,14 @@ def test_a_chart_is_drawn_only_where_it_says_more_than_a_number() -> None:
     assert speed_by_lane(one) is None  # a single speed is in the table
     assert speed_by_lane(rows_of(lane("draft"), lane("plain"))) is not None
     assert acceptance_by_position(rows_of(lane("plain"), lane("plain"))) is None
-    assert weights_by_lane(rows_of(lane("ngram"), lane("plain"))) is None  # the same for both
 
 
 def test_charts_draw_the_figures_of_the_table() -> None:
     rows = rows_of(lane("draft"), lane("plain"))
-    speed, positions, weights = speed_by_lane(rows), acceptance_by_position(rows), weights_by_lane(rows)
-    assert speed and positions and weights
+    speed, positions = speed_by_lane(rows), acceptance_by_position(rows)
+    assert speed and positions
     assert [trace.x[0] for trace in speed.data] == [row["tokens_per_second"]["median"] for row in rows]
     assert list(positions.data[0].y) == rows[0]["accepted_by_position"][: len(positions.data[0].y)]
-    draft = next(trace for trace in weights.data if trace.name == "draft")
-    assert list(draft.x) == [ENVIRONMENT["draft"]["weight_bytes"] / 1e6, 0]
 
 
 # The tab

@@ -170,7 +170,7 @@ def test_expected_tokens_stand_beside_what_happened():
 def test_bytes_and_conditions_are_the_runs_own():
     run, plain = fake_runs(temperature=0.7)
     text = words(costs_html(run, plain))
-    assert "Why this is faster on your machine" in text
+    assert "Why this is faster on your machine" in text and "When it would not be" in text
     assert "Most of what is read is weights: 26.4 MB of" in text
     assert text.count("not here") == 3 and "texts at once yes, here" in text
     assert "the plain run beside it" in text
@@ -182,8 +182,10 @@ def test_a_run_that_loses_says_so():
         round_.verify_seconds *= 20
     text = words(costs_html(run, plain))
     assert "Why this is not faster on your machine" in text
+    assert "When it would not be" not in text and "What may stand in the way" in text
     assert "yes, here" in text
     assert "not even 100% would do" in text
+    assert "Why this is about as fast as plain decoding on your machine" in words(costs_html(run, run))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,14 @@ def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
     assert f"({0.95 * point['ratio_to_plain']['median']:.2f} to" in said and "longest pause" in said
     document["best"][0] |= {"recommended": None, "pays": True}
     assert "Recommended" not in (open_ := details(document, 0.0)[0]) and "lies within the noise" in open_
+    assert "Speculation pays; which length is best is open" in open_
+    document["best"][0] |= {"pays": None}
+    for point in document["points"]:
+        point["ratio_to_plain"]["min"] = 1.01
+    few = details(document, 0.0)[0]
+    assert "Faster in every run; too few of them to be sure" in few and "cannot be told from noise" not in few
+    document["points"][0]["ratio_to_plain"]["min"] = 0.99
+    assert "Not decided" in (few := details(document, 0.0)[0]) and "cannot be told from noise" in few
     assert best_settings(document, 0.0)[0]["__type__"] == "update" and not details(document, 0.0)[2]["interactive"]
     document["best"][0] |= {"recommended": "auto"}
     document["costs"]["64"] = 0.5 * document["costs"]["1"]

@@ -107,7 +107,13 @@ def test_traffic_of_a_run_added_up_by_hand():
 
 @pytest.mark.parametrize(
     ("most", "said"),
-    [(0.5, "more than memory delivers"), (1.2, "sets the speed here"), (9.1, "overhead"), (None, None)],
+    [
+        (0.5, "more than memory delivers"),
+        (1.2, "so it sets the speed here"),
+        (2.2, "neither sets"),
+        (9.1, "overhead"),
+        (None, None),
+    ],
 )
 def test_what_the_memory_delivers_tells_reading_from_overhead(most, said):
     run = run_of([(), ()], "plain", verify_seconds=0.05)

@@ -106,7 +106,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         )
         visit = gr.State(Visit(), time_to_live=LONGEST_VISIT)
         admitted = partial(_admitted, engine, playground.most_new_tokens)
-        take_away = TakeAway(admitted)
+        take_away = TakeAway(admitted, public)
         with gr.Row(elem_id="top"):
             header = html_block(_header(environment, engine), elem_id="header")
             html_block(DRAFTED_BY, elem_id="drafted-by")

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import StringIO
@@ -25,7 +27,7 @@ from uuid import uuid4
 import gradio as gr
 from gradio.events import Dependency
 
-from app.assets import asset
+from app.assets import ASSETS, asset
 from app.insides import PRIVATE, calling, give, scripted, sent_with
 from app.serving.turns import sentence
 from app.serving.visit import Entry, Visit
@@ -45,7 +47,7 @@ TELL_SETTINGS = (
 
 
 COPIED = (
-    "The command is copied: it runs this prompt with these settings on the command line. Where the draft length is "
+    "The command is copied: pasted into a terminal it runs this prompt with these settings. Where the draft length is "
     "auto, it follows what is measured then; python -m core generate --repeat FILE repeats a downloaded run exactly."
 )
 
@@ -66,8 +68,9 @@ def answered(work: Callable[[], dict[str, Any]]) -> str:
 class TakeAway:
     """The bar and the functions behind it."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, public: bool = False) -> None:
         self.check = check
+        self.public = public
 
     def build(self) -> None:
         """Lay out the bar; `connect` wires it once the rest of the page is there."""
@@ -112,10 +115,21 @@ class TakeAway:
         wanted = sent_with(event)
         if wanted.get("form") == "command" and wanted.get("number") is None:
             return answered(lambda: self._command_now(prompt, dict(zip(CONTROLS, values))))
-        return answered(lambda: _taken(self._entry(visit, wanted.get("number")), wanted.get("form")))
+        return answered(lambda: self._taken(self._entry(visit, wanted.get("number")), wanted.get("form")))
+
+    def _taken(self, entry: Entry, form: Any) -> dict[str, Any]:
+        return self._copied(command_of(entry)) if form == "command" else taken(entry, form)
 
     def _command_now(self, prompt: str, controls: dict[str, Any]) -> dict[str, Any]:
-        return {"copy": command(self.check(**controls), prompt_text(prompt)), "say": COPIED}
+        return self._copied(command(self.check(**controls), prompt_text(prompt)))
+
+    def _copied(self, line: str) -> dict[str, Any]:
+        """A line for any terminal of this machine: from this folder, by this interpreter. Of a public page, where
+        these mean nothing to who reads it, the line alone."""
+        if not self.public:
+            here, python = shlex.quote(str(ASSETS.parent)), shlex.quote(sys.executable)
+            line = f"cd {here} && {python} {line.removeprefix('python ')}"
+        return {"copy": line, "say": COPIED}
 
     @staticmethod
     def _entry(visit: Visit, number: Any) -> Entry:
@@ -124,9 +138,8 @@ class TakeAway:
         return visit.find(visit.shown if number is None else number)
 
 
-def _taken(entry: Entry, form: Any) -> dict[str, Any]:
-    if form == "command":
-        return {"copy": command_of(entry), "say": COPIED}
+def taken(entry: Entry, form: Any) -> dict[str, Any]:
+    """An entry as a file, with what is to be said of it."""
     file = export(entry, form)
     left_out = entry.server_heads and form in ("csv", "html")
     without = f" The answers of running servers are not in it: {NO_ROUNDS}." if left_out else ""

@@ -1,10 +1,13 @@
-/* The prompt chips: of a row, Tab reaches one; arrow keys, Home and End go on from there. And the caption of the prompt in
+/* The prompt chips: at first the easiest and the hardest, the rest at a press. Of a row, Tab reaches one; arrow keys, Home and End go on from there. And the caption of the prompt in
    the box: a chip's own, or that a link brought it; what somebody typed has none. */
+
+import { make } from "./elements.js";
+import { remember, remembered } from "./opened.js";
 
 const ROW = ".prompt-chips";
 const LINKED = "This prompt came with the link.";
 
-const chipsOf = (row) => [...row.querySelectorAll(".chip")];
+const chipsOf = (row) => [...row.querySelectorAll(".chip")].filter((chip) => getComputedStyle(chip).display !== "none");
 
 /** Of its row, the one that Tab reaches. */
 function enter(chip) {
@@ -28,6 +31,24 @@ function aim(event) {
   return at < 0 ? undefined : chips[steps[event.key]];
 }
 
+/** Which prompts lie between is one press away, and stays so. */
+function connectFold(place) {
+  const more = make("button", "more-chips", "more prompts");
+  more.type = "button";
+  more.title = "All prompts, from easy to hard to guess";
+  const unfold = (moved) => {
+    place.dataset.all = "";
+    more.hidden = true;
+    if (moved) [...place.querySelectorAll(ROW)].map(chipsOf).find((chips) => chips.length)?.[1].focus();
+  };
+  more.addEventListener("click", () => {
+    unfold(true);
+    remember("chips", true);
+  });
+  place.insertBefore(more, place.querySelector("#prompt-note"));
+  if (remembered("chips")) unfold(false);
+}
+
 /** `note`: the element of the caption, beside the rows; it holds what each prompt shows. */
 export function connectChips(note) {
   const place = note.parentElement;
@@ -46,6 +67,7 @@ export function connectChips(note) {
     }
   }
 
+  connectFold(place);
   new MutationObserver(prepare).observe(place, { childList: true });
   document.addEventListener("settings-changed", ({ detail }) => follow(detail.prompt ?? ""));
   place.addEventListener("focusin", (event) => {

@@ -1,4 +1,5 @@
-/* The line beside the title: the pair and the gear open the side panel; the method chosen there can be chosen here, too. */
+/* The line beside the title: the pair and the gear open the side panel; the method chosen there can be chosen here, too.
+   And what a newcomer sees: what it takes to press Run, until something ran. */
 
 import { aroundTabs, sidebarIsOpen, toggleSidebar } from "./gradio.js";
 import { remember, remembered } from "./opened.js";
@@ -42,4 +43,18 @@ export function connectSetup(panel, select) {
   });
   if (remembered("settings") && innerWidth > NARROW && !sidebarIsOpen(panel)) toggleSidebar(panel);
   mark();
+}
+
+/** Until a run of the visitor's own is shown, ever, what one does with a run is not there yet (its place is kept). */
+export function connectNewcomer(race) {
+  const { root } = race;
+  const place = aroundTabs();
+  const settled = () => {
+    if (!race.shown.length || race.example) return;
+    place.removeAttribute("data-new");
+    remember("ran", true);
+  };
+  place.toggleAttribute("data-new", !remembered("ran"));
+  root.addEventListener("shown", settled);
+  settled();
 }

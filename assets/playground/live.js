@@ -2,6 +2,7 @@
    and before the first run the example that plays. */
 
 import { listen, make } from "../page/elements.js";
+import { connectNewcomer } from "../page/setup.js";
 import { Runs } from "../page/runs.js";
 import { mountRace } from "../tokens/race.js";
 import { connectStanding } from "./standing.js";
@@ -99,6 +100,7 @@ class Races extends Runs {
 export function mount(element, page) {
   const race = mountRace(element, page);
   new Races(race);
+  connectNewcomer(race);
   connectStanding(race, page.props);
   connectTour(race, page.props);
   if (!matchMedia("(prefers-reduced-motion: reduce)").matches) race.playExample();

@@ -7,6 +7,10 @@ const LONGEST_PROMPT = 2000;
 const KEPT = "speculative-decoding-settings";
 const WAIT = 250;
 
+/** Whether nobody on another machine can open this address. */
+export const onlyHere = (host) => /^(localhost|127(\.\d+){3}|\[::1\])$/.test(host);
+const NOT_ELSEWHERE = " Nobody else can open it: this page runs on this machine alone. To show the run to others, send its replay page.";
+
 const embedded = () => window.parent !== window;
 
 /** What the page was asked for. Inside another page it is opened anew from the outer address, so it keeps its own for as
@@ -79,8 +83,9 @@ class TakeAway {
     link.searchParams.delete("__theme");
     const fits = this.prompt.length <= LONGEST_PROMPT;
     if (fits) link.searchParams.set("prompt", this.prompt);
-    this.copy(link.href, fits ? "The link is copied: it opens this page with this prompt and these settings."
-      : "The link is copied with the settings; the prompt is too long for a link.");
+    const said = fits ? "The link is copied: it opens this page with this prompt and these settings."
+      : "The link is copied with the settings; the prompt is too long for a link.";
+    this.copy(link.href, said + (onlyHere(link.hostname) ? NOT_ELSEWHERE : ""));
   }
 
   take(form, number = null) {
@@ -99,6 +104,7 @@ class TakeAway {
 
 function connectMenu(root, bar) {
   const menu = root.querySelector(".menu");
+  if (onlyHere(location.hostname)) root.querySelector("[data-reach]").textContent = "for this machine alone: prompt and settings";
   root.addEventListener("click", (event) => {
     const form = event.target.closest?.("[data-take]")?.dataset.take;
     if (form) {

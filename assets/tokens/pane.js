@@ -61,6 +61,7 @@ export class Pane {
     this.bar = section.querySelector(".bar i");
     this.following = true;
     this.held = false;
+    this.picture = false;
     this.stream.addEventListener("scroll", () => {
       const below = this.stream.scrollHeight - this.stream.scrollTop - this.stream.clientHeight;
       this.following = below < 24;
@@ -145,11 +146,11 @@ export class Pane {
     return span;
   }
 
-  /** The one token that Tab reaches; arrow keys go on from there. */
+  /** The one token that Tab reaches, but in a `picture`; arrow keys go on from there. */
   entry(span) {
     if (span === this.current) return span;
     if (this.current) this.current.removeAttribute("tabindex");
-    span.tabIndex = 0;
+    span.tabIndex = this.picture ? -1 : 0;
     return (this.current = span);
   }
 

@@ -77,6 +77,7 @@ export class Race extends Lanes {
       this.example = this.comes;
       this.inspector.close();
       this.clear();
+      for (const lane of Object.values(this.lanes)) lane.pane.picture = Boolean(this.example);
       super.open(name, run);
       for (const tool of this.root.querySelectorAll("[data-tool]")) tool.disabled = false;
       this.root.dispatchEvent(new Event("shown"));

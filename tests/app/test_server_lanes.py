@@ -17,7 +17,7 @@ from app.compare.lanes import LANE, SERVER, SIDEBAR
 from app.explain.costs import costs_html
 from app.history import History, columns, row
 from app.history.run_file import open_file
-from app.playground.take_away import _taken, export
+from app.playground.take_away import export, taken
 from app.serving.device import Device
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
@@ -86,7 +86,7 @@ def test_servers_answer_beside_our_lanes_and_the_document_opens_again() -> None:
     assert json.dumps(entry.document()["server_runs"]) == json.dumps(last["document"]["server_runs"])
     alone = Visit().add("opened", [], "a file", opened.server_runs)
     assert row(alone)["method"] == "running server + 1 more" and len(columns(alone)) == 2
-    assert "no rounds to replay" in _taken(entry, "html")["say"]
+    assert "no rounds to replay" in taken(entry, "html")["say"]
 
     events = shown_again(entry)
     texts = {each["lane"]: "" for each in events if each["e"] == "open"}

@@ -1,6 +1,9 @@
 """The bar answers every press with a file, a text to copy or a sentence."""
 
 import json
+import os
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +18,12 @@ from core.loading.pair import choose_target
 from core.records import Settings
 
 
-def taken(visit: Visit, **asked: Any) -> dict[str, Any]:
+def taken(visit: Visit, public: bool = False, **asked: Any) -> dict[str, Any]:
     event: gr.EventData = SimpleNamespace(_data=asked)  # type: ignore[assignment]
     values = ["plain" if name == "method" else None for name in CONTROLS]
-    return json.loads(TakeAway(lambda **given: Settings(method=given["method"])).take(visit, event, "now", *values))
+    return json.loads(
+        TakeAway(lambda **given: Settings(method=given["method"]), public).take(visit, event, "now", *values)
+    )
 
 
 def visit_of_two() -> Visit:
@@ -37,11 +42,18 @@ def test_without_a_number_it_is_what_the_playground_shows() -> None:
 def test_a_command_is_for_the_clipboard_and_a_file_has_a_name() -> None:
     visit = visit_of_two()
     assert "--prompt first" in taken(visit, form="command", number=1)["copy"]
-    assert taken(Visit(), form="command")["copy"].startswith(
+    assert taken(Visit(), True, form="command")["copy"].startswith(
         f"python -m core generate --target {choose_target(None)} --method plain --prompt now"
     )
     names = [taken(visit, form=form)["name"] for form in ("json", "csv", "html")]
     assert names == ["speculative-race-2.json", "speculative-race-2.csv", "speculative-race-2.html"]
+
+
+def test_a_command_works_where_it_is_pasted(tmp_path: Path) -> None:
+    """In any folder, with no environment active: it names the folder and the interpreter that this page runs by."""
+    line = taken(Visit(), form="command")["copy"].replace(" --method plain --prompt now", " --help")
+    found = subprocess.run(["sh", "-c", line], cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, text=True)
+    assert (found.returncode, "--draft-length" in found.stdout) == (0, True), found.stderr
 
 
 def test_every_answer_is_told_apart_from_the_one_before() -> None:

@@ -120,7 +120,10 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
 
 
 def open_all(page: Any) -> None:
-    """The side panel and what is behind More, as somebody has them who works with the page."""
+    """All prompts, the side panel and what is behind More, as somebody has them who works with the page."""
+    page.evaluate("document.querySelector('[data-new]')?.removeAttribute('data-new')")
+    if page.locator(".more-chips:visible").count():
+        page.click(".more-chips")
     if not page.locator("#sidebar.open").count():
         page.click(".gear")
     if not page.locator(".race[data-more]").count():

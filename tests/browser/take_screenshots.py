@@ -93,9 +93,6 @@ def look(page: Any, view: str) -> None:
     width, height = VIEWS[view]
     page.set_viewport_size({"width": width, "height": height})
     page.evaluate("dark => document.body.classList.toggle('dark', dark)", view == "dark")
-    sidebar = page.locator(".sidebar")
-    if sidebar.count() and ("open" in sidebar.get_attribute("class")) == (view == "phone"):  # a drawer on a phone
-        sidebar.locator(".toggle-button").click()
 
 
 if __name__ == "__main__":

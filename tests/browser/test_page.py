@@ -11,7 +11,9 @@ from app.assets import address
 
 STRUCK = '#speculative-stream [data-outcome="rejected"], #speculative-stream [data-outcome="ignored"]'
 FIRST_SIGHT = """() => {
-    const seen = each => each.checkVisibility({ visibilityProperty: true }) && each.getBoundingClientRect().width > 2;
+    const inSight = ({ width, bottom }) => width > 2 && bottom > 0;
+    const seen = each => each.checkVisibility({ visibilityProperty: true, opacityProperty: true }) &&
+      !each.closest("[aria-hidden=true], .visually-hidden") && inSight(each.getBoundingClientRect());
     const all = [...document.querySelectorAll("button, input, textarea, select, summary, [role=slider]")];
     const controls = all.filter(seen);
     const whole = each => each.closest("[role=tablist], [role=toolbar], .scrubber") ?? each;
@@ -37,9 +39,12 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
 
 
 def test_a_newcomer_sees_one_picture(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
-    """At most 15 things to decide, where a row of tabs, of chips and the replay are one each, and 120 words; what was
-    opened stays open for that visitor."""
+    """At most 15 controls and 120 words; then what one does with a run, where a row of tabs, of chips and the replay
+    are one each. What was opened stays open for that visitor."""
     page = visit(scripted[1], newcomer=True)
+    each, words = page.evaluate(FIRST_SIGHT.replace("controls.map(whole)", "controls"))
+    assert len(each) <= 15 and words <= 120, (each, words)
+    assert page.locator(".gear, #more, [data-present-toggle], #all-guesses").locator("visible=true").count() == 0
     run_to_end(page)
     folded = page.locator("#sidebar.open, .race .charts, #copy-text, #run-five, .facts, footer").locator("visible=true")
     assert folded.count() == 0
@@ -48,9 +53,12 @@ def test_a_newcomer_sees_one_picture(scripted: tuple[Any, str], engine: Any, vis
     assert len(set(controls)) <= 15 and words <= 120, (controls, words)
     page.click("#more")
     page.click(".gear")
+    page.click(".more-chips")
     assert page.is_visible(".race .charts") and page.is_visible("#run-five")
+    assert page.evaluate("document.activeElement.matches('.chip:nth-of-type(2)')")
     page.reload()
     page.wait_for_selector("#sidebar.open #pair", state="visible")
+    assert page.is_visible(".gear") and page.locator(".chip:visible").count() > 2
     page.wait_for_selector(".race[data-more] .charts", state="visible")
 
 
@@ -94,7 +102,7 @@ def test_the_page_opens_ready_to_run(scripted: tuple[Any, str], engine: Any, vis
     assert page.is_disabled("#stop")
     assert "Speculative Decoding Playground" in page.inner_text("#header")
     assert "speculation on" not in page.inner_text("#header")
-    page.click(".gear")
+    page.click("#header .setup")
     page.wait_for_function("document.querySelector('#header').innerText.includes('speculation on, draft length 5')")
 
 

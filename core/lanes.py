@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 
 from core.decoding import speculative
 from core.drafting import Drafter
-from core.drafting.build import build_drafter, settle_method
+from core.drafting.build import build_drafter, settle_method, whole_costs
 from core.drafting.length import Fixed, Recorded
 from core.drafting.methods import METHODS
 from core.errors import UserError, out_of_memory, release_memory
@@ -33,6 +34,7 @@ from core.loading.model import Model
 from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import Round, Run, Token
+from core.runners.together import Together
 from core.sampling import MOST_DRAFTED
 from core.settings import Settings, check
 from core.text import Detokenizer, encode_prompt
@@ -114,11 +116,13 @@ def open_lane(
     stop: Stop = never,
     tops: int = 0,
     recorded: Sequence[Round] | None = None,
+    at_once: int = 1,
 ) -> Lane:
     """Check the settings, lease runners, and set up a run; nothing is computed before its first step.
 
     `tops` > 0 records that many of the likeliest tokens at every position. With the rounds of a `recorded` run, drafts
-    are as long as theirs. Raises UserError where prompt, settings and pair do not go together.
+    are as long as theirs; else as long as pays where so many texts are decoded `at_once`. Raises UserError where
+    prompt, settings and pair do not go together.
     """
     pair.target.use_threads()  # what costs are not known yet is measured as the passes will run
     settings = settle_method(pair, settings)
@@ -132,7 +136,7 @@ def open_lane(
         room = len(prompt_ids) + settings.max_new_tokens + MOST_DRAFTED
         target = resources.enter_context(pair.target.lease(room))
         if METHODS[settings.method].drafts:
-            drafter, length = build_drafter(pair, target, settings, resources, room)
+            drafter, length = build_drafter(pair, target, settings, resources, room, at_once)
             if recorded is not None:
                 length = Recorded(recorded)
                 drafter.repeat(length)
@@ -180,6 +184,39 @@ def race(lanes: Sequence[Lane]) -> Iterator[tuple[int, Round]]:
     finally:
         for lane in lanes:
             lane.close()
+
+
+def decode_together(
+    pair: Pair, texts: Iterable[tuple[str, Settings]], at_once: int, stop: Stop = never
+) -> Generator[tuple[Run, Round, int]]:
+    """Decode prompts, `at_once` of them at a time, in rounds that share their passes: each text comes out as it does
+    alone, and where one ends the next takes its place. Yields every round with the run that it is of, whose
+    `stop_reason` tells its last, and the number of the pass that judged it with those of the other texts.
+
+    On one thread; `stop`, and going away, end all. Passes are shared where the native pass runs them
+    (`Model.exact_rows`); elsewhere texts take turns, round by round. Seconds of a round are those that went by, the
+    others' part of them included.
+    """
+    together = Together[tuple[Run, Round]](pair.target.passes)
+    known: set[str] = set()
+
+    def text(prompt: str, settings: Settings) -> Generator[tuple[Run, Round]]:
+        with open_lane(pair, prompt, settings, stop, at_once=at_once) as lane:
+            for round_ in lane:
+                yield lane.run, round_
+
+    def coming() -> Iterator[Generator[tuple[Run, Round]]]:
+        for prompt, settings in texts:
+            settings = settle_method(pair, settings)
+            if settings.method not in known:  # what its rounds cost is measured with nobody beside
+                pair.target.use_threads()
+                whole_costs(pair, settings, at_once)
+                known.add(settings.method)
+            yield text(prompt, settings)
+
+    with closing(together.run(coming(), at_once)) as told:
+        for run, round_ in told:
+            yield run, round_, together.turns
 
 
 def describe_environment(target: Model, draft: Model | None, head: Head | None = None) -> dict[str, Any]:
@@ -245,6 +282,7 @@ def _describe_head(head: Head) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -41,6 +41,7 @@ def add(commands: Commands) -> None:
     bench.add_argument("--prompts", metavar="F", help="a prompts.toml, or a text file with a prompt a line")
     bench.add_argument("--repeats", type=int, default=3, metavar="R")
     bench.add_argument("--contexts", metavar="N,N", help="also a round's cost at these lengths: 128,512,1024,max")
+    bench.add_argument("--batch", metavar="N,N", help="instead, so many texts at once: 1,2,4,8,16")
     bench.add_argument(
         "--server",
         action="append",
@@ -68,7 +69,7 @@ def add(commands: Commands) -> None:
     quality.set_defaults(run=run_perplexity)
 
 
-OWN = ("target", "draft", "methods", "method", "against", "contexts")
+OWN = ("target", "draft", "methods", "method", "against", "contexts", "batch")
 """Flags of bench that ask for lanes on this machine."""
 
 
@@ -79,7 +80,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     document: dict[str, Any] = {"schema": SCHEMA}
     shown = ""
     if not alone:
-        shown, document = measure_here(arguments)
+        shown, document = (measure_batches if arguments.batch else measure_here)(arguments)
     if arguments.server:
         of_servers, document["servers"] = measure_servers(arguments)
         shown = "\n\n".join(filter(None, [shown, of_servers]))
@@ -113,14 +114,12 @@ def measure_here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if unknown := [name for name in against if name not in ("transformers", "llama.cpp")]:
         raise UserError(f"There is no engine {unknown[0]!r} to measure against; choose from transformers, llama.cpp.")
     settings = settings_of(arguments)
-    methods = arguments.methods or f"plain,{settings.method}"
-    names = [SPECS["method"].read(name.strip()) for name in methods.split(",")]
+    variants = variants_of(arguments, settings)
     pair, prompts = open_with_prompts(settings, arguments.prompts)
     file = find_file(settings.target)
     gguf = arguments.gguf or (str(file) if file else None)
     peers = transformers_peers(pair) if "transformers" in against else {}
     peers |= llama_peers(pair, gguf, progress=say) if "llama.cpp" in against else {}
-    variants = {name: replace(settings, method=name) for name in names}
     contexts = contexts_of(arguments.contexts or "", pair.target.context_length)
     texts = [prompt.text for prompt in prompts]
     document = measure(pair, texts, variants, positive(arguments.repeats, "--repeats"), peers, say)
@@ -128,6 +127,29 @@ def measure_here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if contexts:
         document["growth"] = growth(pair, variants, contexts, say)
     return table(document), document
+
+
+def variants_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, Settings]:
+    """The methods that are to be measured, each with its settings."""
+    methods = arguments.methods or f"plain,{settings.method}"
+    names = [SPECS["method"].read(name.strip()) for name in methods.split(",")]
+    return {name: replace(settings, method=name) for name in names}
+
+
+def measure_batches(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The methods on this machine with many texts at once: the table and the document."""
+    from core.measuring.batches import batch_table, batches
+    from core.measuring.sweep import finish
+
+    if wrong := next((name for name in ("against", "contexts") if getattr(arguments, name)), None):
+        raise UserError(f"--{wrong} is measured of one text at a time; leave out --batch, or that.")
+    settings = settings_of(arguments)
+    variants, repeats = variants_of(arguments, settings), positive(arguments.repeats, "--repeats")
+    sizes = numbers(arguments.batch, "--batch", int)
+    pair, prompts = open_with_prompts(settings, arguments.prompts)
+    steps = batches(pair, prompts, variants, sizes, repeats)
+    document = finish(steps, lambda step: say(f"{step.done} of {step.total}: {step}"))
+    return batch_table(document), document
 
 
 def run_perplexity(arguments: argparse.Namespace) -> None:

@@ -132,6 +132,23 @@ class RoundCosts:
             following=None if self.following is None else self.following + share * start,
         )
 
+    def at_once(self, texts: int, shared: bool = True) -> RoundCosts:
+        """Of rounds of so many texts in step: a pass of the target is over the rows of all, and so are the drafter's
+        where they are `shared`, else each text has its own; all else comes once for each."""
+        return replace(
+            self,
+            target=lambda n: self.target(texts * n),
+            draft=(lambda n: self.draft(texts * n)) if shared else (lambda n: texts * self.draft(n)),
+            following=self._following(texts if shared else 1) * (1 if shared else texts),
+            overhead=texts * self.overhead,
+            drawing=texts * self.drawing,
+            judging=texts * self.judging,
+        )
+
+    def _following(self, texts: int) -> float:
+        """A pass over one token of each text right behind another of the drafter's own."""
+        return self.draft(texts) + self.step - self.draft(1)
+
     def without_network(self) -> RoundCosts:
         """Of rounds that something without a model drafts, in the same place."""
         return RoundCosts(self.target, overhead=self.overhead, judging=self.judging)

@@ -16,11 +16,14 @@ from core.drafting.chain import Ending
 from core.drafting.length import Acceptance, Adaptive, Confident, Controller, Fixed, Growing
 from core.drafting.methods import HEAD, METHODS, Means, method_of
 from core.errors import UserError
+from core.heads.block import FusedHead
 from core.loading.model import AnyRunner
 from core.loading.pair import Pair
 from core.sampling import Sampling
 from core.settings import SPECS, Settings
 
+ROWS_OF_A_TEXT = 5
+"""Of a pass over several texts, as many of each are measured."""
 WORTH_WAITING = 0.05
 """How much of a drafter's pass the host may wait to know how sure it is."""
 
@@ -103,23 +106,19 @@ def settle_method(pair: Pair, settings: Settings) -> Settings:
 
 
 def build_drafter(
-    pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack, room: int = 0
+    pair: Pair, target: AnyRunner, settings: Settings, resources: ExitStack, room: int = 0, at_once: int = 1
 ) -> tuple[Drafter, Controller]:
-    """The drafter of settings.method and what decides its length; see `Parts`."""
+    """The drafter of settings.method and what decides its length, for one of so many texts decoded `at_once`; see
+    `Parts`."""
     method = SPECS["method"].read(settings.method)
     if reason := METHODS[method].missing(means_of(pair)):
         raise UserError(f"The method {method} is off: {reason}.")
     sampled = sampling_costs(pair, settings)
-    costs = replace(
-        round_costs(pair, settings),
-        overhead=sampled.plain,
-        drawing=sampled.drawing,
-        judging=sampled.judging,
-    )
+    costs = whole_costs(pair, settings, at_once)
     parts = Parts(pair, target, settings, costs, resources, room, sampled.waiting)
     drafter, length = way_of(method).build(parts)
     refit = [part.refit for part in (length, drafter) if hasattr(part, "refit")]  # type: ignore[attr-defined]
-    if not hasattr(length, "refit"):  # a length of one's own is no choice by costs
+    if at_once > 1 or not hasattr(length, "refit"):  # what is measured beside other texts, or fixed, stays as it is
         return drafter, length
     share = layers_of(pair, drafter, method) / pair.target.layers
     limit = pair.target.context_length - max(GROWN)
@@ -144,19 +143,41 @@ def sampling_costs(pair: Pair, settings: Settings) -> SamplingCosts:
     return pair.sampling[key]
 
 
-def round_costs(pair: Pair, settings: Settings) -> RoundCosts:
+def whole_costs(pair: Pair, settings: Settings, at_once: int = 1) -> RoundCosts:
+    """What a round of this method costs with all that is around its passes, in step with those of other texts."""
+    sampled = sampling_costs(pair, settings)
+    costs = replace(
+        round_costs(pair, settings, at_once),
+        overhead=sampled.plain,
+        drawing=sampled.drawing,
+        judging=sampled.judging,
+    )
+    return costs if at_once == 1 else costs.at_once(at_once, shares_passes(pair, settings))
+
+
+def shares_passes(pair: Pair, settings: Settings) -> bool:
+    """Whether passes of this method's drafter are over the rows of all texts that are decoded at once."""
+    network = METHODS[settings.method].network
+    if network == "head":
+        return pair.head is not None and isinstance(pair.head.fused, FusedHead) and bool(pair.head.fused.native)
+    drafting = pair.draft if network == "draft" else pair.target
+    return drafting is not None and drafting.exact_rows
+
+
+def round_costs(pair: Pair, settings: Settings, at_once: int = 1) -> RoundCosts:
     """What a round of this method costs, as measured once; of two drafters that take turns, a round that the network
-    drafts."""
+    drafts. Measured up to passes as wide as those of so many texts `at_once`."""
     method = METHODS[settings.method]
-    passes = measured_passes(pair, settings)
+    passes = measured_passes(pair, settings, at_once)
     found = way_of(method.name).costs(passes, settings) if method.drafts else None
     return found or RoundCosts(passes.target)
 
 
-def measured_passes(pair: Pair, settings: Settings) -> PassCosts:
+def measured_passes(pair: Pair, settings: Settings, at_once: int = 1) -> PassCosts:
     """The passes that rounds of this method are made of; measured once."""
     network = METHODS[settings.method].network
-    target, draft = pair.measure_costs(way_of(settings.method).rows if METHODS[settings.method].drafts else 1)
+    widest = way_of(settings.method).rows if METHODS[settings.method].drafts else 1
+    target, draft = pair.measure_costs(max(widest, at_once * ROWS_OF_A_TEXT if at_once > 1 else 1))
     head = pair.head.measure_costs(pair.target) if pair.head and network == "head" else None
     exits = {}
     if network == "target":

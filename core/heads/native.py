@@ -4,8 +4,6 @@ one that goes on from its own output, and its vocabulary.
 
 from __future__ import annotations
 
-import ctypes
-from array import array
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from core.heads import HeadNetwork
 from core.runners.architecture import HIDDEN, Attending, Block, gates_and_ups, padded_heads, write_layer
 from core.runners.library import native_obstacle
-from core.runners.native import rotation
+from core.runners.native import turned
 from core.runners.products import Packed
 from core.runners.program import (
     EMBED,
@@ -26,15 +24,12 @@ from core.runners.program import (
     TILE,
     WIDE,
     Program,
-    Turning,
     Weight,
     Workspace,
-    chain,
     filled,
-    run,
-    team,
     vector,
 )
+from core.runners.together import Cache, Rows, run_pass
 
 EMBEDDED, INPUTS, FEATURES = 3, 4, 5
 """Row buffers beside those of `core.runners.architecture`; of features one for each norm."""
@@ -132,13 +127,10 @@ class HeadPrograms:
 
     def logits(self, output: Tensor) -> Tensor:
         """Outputs [n, hidden] as logits [n, draft vocabulary]."""
-        n, program = len(output), self.program
-        each = self._work.fit(n, team.threads())
-        self._work.buffers[HIDDEN][:n] = output
-        found = torch.empty(n, program.outs, dtype=torch.float32)
-        each.first, each.last, each.wanted = program.starts[-1], len(program.steps), n
-        each.logits = found.data_ptr()
-        run(program, each)
+        n, last = len(output), len(self.program.steps)
+        rows = Rows(self.program, self._work, n, self.program.starts[-1], last, given=((HIDDEN, output),), wanted=n)
+        found = run_pass(rows).logits
+        assert found is not None
         return found[:, : self._count].to(self.work)
 
 
@@ -148,64 +140,23 @@ class NativePasses:
     def __init__(self, programs: HeadPrograms, capacity: int) -> None:
         self._programs = programs
         self._work = Workspace(programs.program.widths, programs.program.widest)
-        config = programs.config
-        like = torch.empty(0)
-        self._kind = Attending(
-            None, programs.network.rotary.inv_freq.float(), programs.network.rotary.attention_scaling
-        )
-        self._shape = config.depth, 2, config.kv_heads, filled(config.head_dim, TILE)
-        self._cache = like
-        self._capacity = 0
-        self._grow(capacity)
+        config, rotary = programs.config, programs.network.rotary
+        kind = Attending(None, rotary.inv_freq.float(), rotary.attention_scaling)
+        shape = config.depth, config.kv_heads, filled(config.head_dim, TILE)
+        self._cache = Cache(shape, True, lambda size: turned([kind], size), capacity)
 
     @property
     def capacity(self) -> int:
-        return self._capacity
+        return self._cache.capacity
 
-    def __call__(
-        self, ids: Tensor, start: int, rows: Tensor, joined: bool, positions: Tensor | None, visible: Tensor | None
-    ) -> Tensor:
+    def __call__(self, ids: Tensor, start: int, rows: Tensor, joined: bool, visible: Tensor | None) -> Tensor:
         """A pass of ids [n] whose keys and values are put at row `start`; `rows` are features, or `joined` inputs [n,
-        hidden]. Output [n, hidden]."""
-        programs, n = self._programs, len(ids)
-        program = programs.program
-        if start + n > self._capacity:
-            self._grow(max(start + n, 2 * self._capacity))
-        each = self._work.fit(n, team.threads())
-        buffers = self._work.buffers
-        if joined:
-            buffers[INPUTS][:n] = rows
-        else:
-            for i, part in enumerate(rows.split(programs.part, -1)):
-                buffers[FEATURES + i][:n] = part
-        table, cells = (chain(start, n), None) if visible is None else self._seen(start, positions, visible)
-        each.first, each.last, each.wanted = program.starts[0] if joined else 0, program.starts[-1], 0
-        each.ids, each.rows = ids.data_ptr(), table.buffer_info()[0]
-        each.cells = cells.buffer_info()[0] if cells else None
-        each.caches, each.capacities = self._caches.buffer_info()[0], self._capacities.buffer_info()[0]
-        each.turnings = ctypes.addressof(self._turnings)
-        run(program, each)
-        return buffers[HIDDEN][:n].to(programs.work, copy=True)
-
-    def _seen(self, start: int, positions: Tensor | None, visible: Tensor) -> tuple[array[int], array[int]]:
-        """The rows of a tree: each sees the text, and of the tree what `visible` [n, start + n] says."""
-        rows, cells = array("i"), array("i")
-        text = int(visible.all(0).long().cumprod(0).sum())  # cells that all see, from the first on
-        for i, (own, position) in enumerate(zip(visible, range(len(visible)) if positions is None else positions)):
-            further = (own[text:].nonzero()[:, 0] + text).tolist()
-            rows.extend((0, text + len(further) - 1, start + i, text, len(cells), len(further)))
-            assert positions is None or int(position) == text + len(further) - 1
-            cells.extend(further)
-        return rows, cells
-
-    @torch.inference_mode()
-    def _grow(self, capacity: int) -> None:
-        layers, two, heads, size = self._shape
-        cache = torch.zeros(layers, two, heads, capacity, size, dtype=torch.float32)
-        if self._capacity:
-            cache[:, :, :, : self._capacity] = self._cache
-        self._cache, self._capacity = cache, capacity
-        self._caches, self._capacities = array("Q", [cache.data_ptr()]), array("q", [capacity])
-        self._rotation = rotation(self._kind, capacity)
-        cos, sin = self._rotation
-        self._turnings = (Turning * 1)(Turning(cos.data_ptr(), sin.data_ptr(), 0))
+        hidden]. Of a tree, each row sees what `visible` [n, start + n] says. Output [n, hidden]."""
+        programs, program = self._programs, self._programs.program
+        first, last = program.starts[0] if joined else 0, program.starts[-1]
+        parts = [(INPUTS, rows)] if joined else list(enumerate(rows.split(programs.part, -1), FEATURES))
+        n = len(ids)
+        asked = Rows(program, self._work, n, first, last, ids, self._cache, start, visible=visible, given=parts)
+        found = run_pass(asked).hidden
+        assert found is not None
+        return found.to(programs.work)

@@ -44,7 +44,7 @@ class HeadRunner:
     @torch.inference_mode()
     def read(self, ids: Tensor, features: Tensor) -> Tensor:
         """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden]."""
-        return self._pass(ids, features, False, None, None)
+        return self._pass(ids, features, False, None)
 
     @timed_pass
     @torch.inference_mode()
@@ -54,14 +54,12 @@ class HeadRunner:
         """Append recurrent rows: ids [n] and the outputs [n, hidden] they were proposed from; output [n, hidden].
 
         Of a tree, `positions` [n] and `visible` bool [n, length + n] tell where each row stands and what it sees."""
-        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, positions, visible)
+        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, visible)
 
-    def _pass(
-        self, ids: Tensor, rows: Tensor, joined: bool, positions: Tensor | None, visible: Tensor | None
-    ) -> Tensor:
+    def _pass(self, ids: Tensor, rows: Tensor, joined: bool, visible: Tensor | None) -> Tensor:
         start = self.length
         self.length += len(ids)
-        return self._passes(ids, start, rows, joined, positions, visible)
+        return self._passes(ids, start, rows, joined, visible)
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,11 @@ class Model:
         return isinstance(self._fused, NativeNetwork)
 
     @property
+    def passes(self) -> NativeNetwork | StaticNetwork | None:
+        """What runs its passes, where that is not transformers' own forward."""
+        return self._fused
+
+    @property
     def pads(self) -> bool:
         """Whether its passes are padded to few widths, as captured ones are."""
         return self.runner_kind.startswith((GraphRunner.kind, GraphRunner.fused_kind))

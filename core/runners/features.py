@@ -24,32 +24,32 @@ class Features:
 
     def __init__(self, layers: Sequence[int], start: int = 0) -> None:
         self.layers = tuple(layers)
-        self.start = start
+        self.start = self.end = start
+        """The positions of the first row, and after the last."""
         self._parts: list[Tensor] = []
-
-    @property
-    def end(self) -> int:
-        """The position after the last row."""
-        return self.start + sum(map(len, self._parts))
 
     def add(self, at: int, rows: Tensor) -> None:
         """Rows [n, …] of the n tokens just fed at position `at`."""
         if at != self.end:
             self.truncate(at)
         self._parts.append(rows)
+        self.end += len(rows)
 
     def truncate(self, length: int) -> None:
         """Forget what belongs to tokens past `length`."""
         if length <= self.start:
-            self._parts, self.start = [], length
+            self._parts, self.start, self.end = [], length, length
         while (surplus := self.end - length) > 0:
             last = self._parts.pop()
+            self.end -= len(last)
             if surplus < len(last):
                 self._parts.append(last[: len(last) - surplus])
+                self.end = length
 
     def keep(self, path: Sequence[int]) -> None:
         """Of the tree just added keep the rows at these indices, in this order."""
         last = self._parts[-1]
+        self.end += len(path) - len(last)
         if list(path) == list(range(len(path))):
             self._parts[-1] = last[: len(path)]
         else:

@@ -7,9 +7,8 @@ to 8 bits by groups of 32.
 
 from __future__ import annotations
 
-import ctypes
-from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from torch import Tensor
 from core.runners.architecture import HIDDEN, Attending, NativeNetwork
 from core.runners.clock import timed_pass
 from core.runners.features import Features
-from core.runners.program import Program, Turning, Workspace, chain, run, team, tree
+from core.runners.program import Program, Workspace
+from core.runners.together import Cache, Rows, run_pass
 
 
 class NativeRunner:
@@ -32,14 +32,14 @@ class NativeRunner:
         self._length = self._fed = 0
         program = network.program()
         self._work = Workspace(program.widths, program.widest)
-        self._capacity = 0
-        self._grow(capacity)
+        shape = network.depth, network.kv_heads, program.padded
+        self._cache = Cache(shape, network.wide_cache, lambda size: turned(network.kinds, size), capacity)
         self.exit: NativeView | None = None
         self.features: Features | None = None
 
     @property
     def capacity(self) -> int:
-        return self._capacity
+        return self._cache.capacity
 
     @property
     def length(self) -> int:
@@ -49,26 +49,27 @@ class NativeRunner:
     @torch.inference_mode()
     def feed(self, ids: Tensor, parents: Sequence[int] | None = None, *, rows: int | None = None) -> Tensor:
         n, start = len(ids), self._length
+        wanted = rows or n
         program = self._net.program(self.features.layers if self.features else ())
-        found = None
-        if self.features:
-            found = torch.empty(n, len(self.features.layers) * self._net.width, dtype=torch.float32)
+        end = len(program.steps)
         resumable = self.exit and parents is None and not self.features
         held = self.exit.take(ids, start) if self.exit and resumable else None
         if held is None:
-            logits = self._pass(program, 0, len(program.steps), ids, start, parents, rows or n, found)
+            columns = len(self.features.layers) * self._net.width if self.features else 0
+            done = self._pass(program, 0, end, ids, start, parents, wanted, columns=columns, of=self._net)
         else:
             at, resumed = self.exit.layers, len(held)  # type: ignore[union-attr]
             middle = program.starts[at]
             if resumed < n:
-                self._pass(program, 0, middle, ids[resumed:], start + resumed, None, 0)
-                held = torch.cat([held, self._hidden(n - resumed)])
-            logits = self._pass(program, middle, len(program.steps), ids, start, None, rows or n, hidden=held)
-        if self.features and found is not None:
-            self.features.add(start, found.to(self._net.dtype))
+                rest = self._pass(program, 0, middle, ids[resumed:], start + resumed)
+                held = torch.cat([held, rest.hidden])  # type: ignore[list-item]
+            given = ((HIDDEN, held),)
+            done = self._pass(program, middle, end, ids, start, None, wanted, given=given, of=self._net)
+        if self.features and done.features is not None:
+            self.features.add(start, done.features.to(self._net.dtype))
         self._fed = n
         self._length += n
-        return logits
+        return self._logits(done)
 
     def watch(self, layers: Sequence[int]) -> Features:
         """From now on, until `reset`, keep the hidden states at these boundaries for every token fed."""
@@ -84,8 +85,7 @@ class NativeRunner:
     def keep(self, path: Sequence[int]) -> None:
         base = self._length - self._fed
         if list(path) != list(range(len(path))):
-            index = base + torch.tensor(list(path))
-            self._cache[..., base : base + len(path), :] = self._cache.index_select(3, index)
+            self._cache.keep(base, path)
         if self.features:
             self.features.keep(path)
         self._fed = len(path)
@@ -106,68 +106,42 @@ class NativeRunner:
         """What leaves the first `layers` layers [n, width] for tokens at position `start`, and the logits that the head
         gives the last `rows` of it."""
         program = self._net.program()
-        end = program.starts[layers]
-        self._pass(program, 0, end, ids, start, parents, 0)
-        hidden = self._hidden(len(ids))
-        head = program.starts[-1]
-        return hidden, self._pass(program, head, len(program.steps), ids, start, parents, rows)
-
-    def _hidden(self, n: int) -> Tensor:
-        return self._work.buffers[HIDDEN][:n].clone()
+        hidden = self._pass(program, 0, program.starts[layers], ids, start, parents).hidden
+        assert hidden is not None
+        head, last = program.starts[-1], hidden[len(hidden) - rows :]
+        given = ((HIDDEN, last),)
+        return hidden, self._logits(self._pass(program, head, len(program.steps), None, 0, None, rows, given=given))
 
     def _pass(
         self,
         program: Program,
         first: int,
         last: int,
-        ids: Tensor,
+        ids: Tensor | None,
         start: int,
-        parents: Sequence[int] | None,
-        wanted: int,
-        noted: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """Run steps of a program for ids [n] behind `start` tokens; logits of the last `wanted`. `noted` takes the
-        hidden states that the program puts out; `hidden` is the residual stream to go on from."""
-        n = len(ids)
-        if start + n > self._capacity:
-            self._grow(max(start + n, 2 * self._capacity))
-        each = self._work.fit(n, team.threads())
-        if hidden is not None:
-            self._work.buffers[HIDDEN][:n] = hidden
-        rows, cells = (chain(start, n), None) if parents is None else tree(parents, start)
-        logits = torch.empty(wanted, program.outs, dtype=torch.float32)
-        each.first, each.last, each.wanted = first, last, wanted
-        each.ids, each.rows = ids.data_ptr(), rows.buffer_info()[0]
-        each.cells = cells.buffer_info()[0] if cells else None
-        each.caches, each.capacities = self._caches.buffer_info()[0], self._capacities.buffer_info()[0]
-        each.turnings, each.logits = ctypes.addressof(self._turnings), logits.data_ptr()
-        if noted is not None:
-            each.output, each.stride = noted.data_ptr(), noted.shape[1]
-        run(program, each)
-        return logits[:, : self._vocab_size]
+        parents: Sequence[int] | None = None,
+        wanted: int = 0,
+        **more: Any,
+    ) -> Rows:
+        """Run steps of a program for ids [n] behind `start` tokens; or, without ids, of its head."""
+        n, cache = (wanted, None) if ids is None else (len(ids), self._cache)
+        return run_pass(Rows(program, self._work, n, first, last, ids, cache, start, parents, wanted=wanted, **more))
 
-    @torch.inference_mode()
-    def _grow(self, capacity: int) -> None:
-        net, program = self._net, self._net.program()
-        dtype = torch.float32 if net.wide_cache else torch.bfloat16
-        cache = torch.zeros(net.depth, 2, net.kv_heads, capacity, program.padded, dtype=dtype)
-        if self._capacity:
-            cache[..., : self._capacity, :] = self._cache
-        self._cache, self._capacity = cache, capacity
-        self._caches, self._capacities = array("Q", [cache.data_ptr()]), array("q", [capacity])
-        self._rotations = [rotation(kind, capacity) for kind in net.kinds]
-        turnings = [
-            Turning(cos.data_ptr(), sin.data_ptr(), kind.window or 0)
-            for kind, (cos, sin) in zip(net.kinds, self._rotations)
-        ]
-        self._turnings = (Turning * len(turnings))(*turnings)
+    def _logits(self, done: Rows) -> Tensor:
+        assert done.logits is not None
+        return done.logits[:, : self._vocab_size]
 
 
-def rotation(kind: Attending, capacity: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [capacity, half a head] of the positions, in float32."""
-    angles = torch.outer(torch.arange(capacity).float(), kind.frequencies)
-    return (angles.cos() * kind.scaling).contiguous(), (angles.sin() * kind.scaling).contiguous()
+def turned(kinds: Sequence[Attending], capacity: int) -> list[tuple[Tensor, Tensor, int | None]]:
+    """How the positions below `capacity` are turned for each kind of attention: cosines and sines [capacity, half a
+    head] in float32, and its window."""
+    found = []
+    for kind in kinds:
+        angles = torch.outer(torch.arange(capacity).float(), kind.frequencies)
+        found.append(
+            ((angles.cos() * kind.scaling).contiguous(), (angles.sin() * kind.scaling).contiguous(), kind.window)
+        )
+    return found
 
 
 class NativeView:

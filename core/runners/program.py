@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p, sizeof
@@ -245,23 +244,3 @@ team = Team()
 
 def run(program: Program, each: Pass) -> None:
     native().native_pass(byref(program.c), byref(each))
-
-
-def chain(start: int, n: int, slot: int = 0) -> array[int]:
-    """The rows of n tokens of a text from position `start` on."""
-    rows = array("i")
-    for position in range(start, start + n):
-        rows.extend((slot, position, position, position + 1, 0, 0))
-    return rows
-
-
-def tree(parents: Sequence[int], start: int) -> tuple[array[int], array[int]]:
-    """The rows of a tree behind `start` tokens, and the cells of their ancestors."""
-    rows, cells = array("i"), array("i")
-    paths: list[list[int]] = []
-    for i, parent in enumerate(parents):
-        path = [*(paths[parent] if parent >= 0 else ()), start + i]
-        paths.append(path)
-        rows.extend((0, start + len(path) - 1, start + i, start, len(cells), len(path)))
-        cells.extend(path)
-    return rows, cells

@@ -41,13 +41,13 @@ class AtZero(NativeRunner):
         super().__init__(network, vocab_size, capacity=64)
 
     def _pass(self, program, first, last, ids, start, *more, **others):
-        right = self._turnings
-        shifted = [torch.cat([table[:1].expand(start, -1), table]) for table in self._rotations[0]]
-        self._turnings = (Turning * 1)(Turning(*(table.data_ptr() for table in shifted), 0))
+        right = self._cache.turnings
+        shifted = [torch.cat([table[:1].expand(start, -1), table]) for table in self._cache.tables[0][:2]]
+        self._cache.turnings = (Turning * 1)(Turning(*(table.data_ptr() for table in shifted), 0))
         try:
             return super()._pass(program, first, last, ids, start, *more, **others)
         finally:
-            self._turnings = right
+            self._cache.turnings = right
 
 
 class BlindToTrees(NativeRunner):

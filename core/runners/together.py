@@ -1,0 +1,265 @@
+"""A pass over the rows of several texts at once.
+
+A round is the same for a text alone and for one of many: wherever it runs a pass, it hands in its rows. Alone they are
+run at once. Of texts that are decoded `Together`, each waits at that place for the others, and one pass takes the rows
+of all: the weights are read once for everybody, and each row comes to what it comes to alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import local
+from typing import Any, Generic, TypeVar
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+
+from core.errors import Cancelled
+from core.runners.architecture import HIDDEN
+from core.runners.program import Program, Turning, Workspace, run, team
+
+
+class Cache:
+    """Keys and values of one text, [layers, 2, key heads, capacity, size of a head], and how its positions are turned:
+    `turned` gives for each kind of layer its cosines and sines [capacity, half a head] and its window."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        wide: bool,
+        turned: Callable[[int], Sequence[tuple[Tensor, Tensor, int | None]]],
+        capacity: int,
+    ) -> None:
+        """`shape`: layers, key heads and size of a head; `wide`: in float32."""
+        self._shape, self._turned = shape, turned
+        self._dtype = torch.float32 if wide else torch.bfloat16
+        self.capacity = 0
+        self._grow(capacity)
+
+    def reserve(self, end: int) -> None:
+        """Have room for `end` cells."""
+        if end > self.capacity:
+            self._grow(max(end, 2 * self.capacity))
+
+    def keep(self, base: int, path: Sequence[int]) -> None:
+        """Of the cells from `base` on keep those at these indices, in this order."""
+        index = base + torch.tensor(list(path))
+        self.held[..., base : base + len(path), :] = self.held.index_select(3, index)
+
+    @torch.inference_mode()
+    def _grow(self, capacity: int) -> None:
+        layers, heads, size = self._shape
+        held = torch.zeros(layers, 2, heads, capacity, size, dtype=self._dtype)
+        if self.capacity:
+            held[..., : self.capacity, :] = self.held
+        self.held, self.capacity = held, capacity
+        self.tables = self._turned(capacity)
+        turnings = [Turning(cos.data_ptr(), sin.data_ptr(), window or 0) for cos, sin, window in self.tables]
+        self.turnings = (Turning * len(turnings))(*turnings)
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The n rows of one text in a pass over steps first … last of a program, and what comes of them.
+
+    `ids` [n], where tokens are fed: behind `start` cells of the `cache`, one after the other, or as a tree of
+    `parents`, or of what each row sees, `visible` [n, start + n]. `given`: row buffers to be filled before, by number.
+    Wanted are the `logits` of the last so many rows; where the program notes hidden states, so many columns of
+    `features`. `of`: the network whose whole pass it is, None for one of a few of its layers or of a head.
+    """
+
+    program: Program
+    work: Workspace
+    n: int
+    first: int
+    last: int
+    ids: Tensor | None = None
+    cache: Cache | None = None
+    start: int = 0
+    parents: Sequence[int] | None = None
+    visible: Tensor | None = None
+    given: Sequence[tuple[int, Tensor]] = ()
+    wanted: int = 0
+    columns: int = 0
+    of: Any = None
+    logits: Tensor | None = None
+    hidden: Tensor | None = None
+    features: Tensor | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Whose rows can be in one pass: those of the same steps."""
+        return id(self.program), self.first, self.last
+
+    def place(self, rows: array[int], cells: array[int], slot: int) -> None:
+        """Add what the pass is told of each row: its slot, position and cell, how many cells from the first on it sees,
+        and from where in `cells` how many further."""
+        start = self.start
+        if self.visible is not None:
+            text = int(self.visible.all(0).long().cumprod(0).sum())  # cells that all see, from the first on
+            for i, own in enumerate(self.visible):
+                further = (own[text:].nonzero()[:, 0] + text).tolist()
+                rows.extend((slot, text + len(further) - 1, start + i, text, len(cells), len(further)))
+                cells.extend(further)
+        elif self.parents is not None:
+            paths: list[list[int]] = []
+            for i, parent in enumerate(self.parents):
+                path = [*(paths[parent] if parent >= 0 else ()), start + i]
+                paths.append(path)
+                rows.extend((slot, start + len(path) - 1, start + i, start, len(cells), len(path)))
+                cells.extend(path)
+        else:
+            for position in range(start, start + self.n):
+                rows.extend((slot, position, position, position + 1, 0, 0))
+
+
+def run_pass(rows: Rows) -> Rows:
+    """Have rows run, alone or with those of the texts beside; they come back with what was wanted of them."""
+    together: Together[Any] | None = getattr(_thread, "together", None)
+    if together is None:
+        run_rows([rows])
+    else:
+        together.wait(rows)
+    return rows
+
+
+def run_rows(group: Sequence[Rows]) -> None:
+    """One pass over the rows of several texts, of the same steps of the same program."""
+    program, work, first, last = group[0].program, group[0].work, group[0].first, group[0].last
+    head = len(program.steps) - 1
+    counts = [rows.n for rows in group]
+    n, wanted = sum(counts), sum(rows.wanted for rows in group)
+    each = work.fit(n, team.threads())
+    table, cells, at = array("i"), array("i"), 0
+    for slot, rows in enumerate(group):
+        for number, values in rows.given:
+            work.buffers[number][at : at + rows.n] = values
+        if rows.cache is not None:
+            rows.cache.reserve(rows.start + rows.n)
+            rows.place(table, cells, slot)
+        at += rows.n
+    held = [rows.cache for rows in group if rows.cache is not None]
+    if held:
+        ids = group[0].ids if len(group) == 1 else torch.cat([rows.ids for rows in group if rows.ids is not None])
+        caches, capacities = array("Q", [c.held.data_ptr() for c in held]), array("q", [c.capacity for c in held])
+        each.ids, each.rows = ids.data_ptr(), table.buffer_info()[0]  # type: ignore[union-attr]
+        each.cells = cells.buffer_info()[0] if cells else None
+        each.caches, each.capacities = caches.buffer_info()[0], capacities.buffer_info()[0]
+        each.turnings = ctypes.addressof(max(held, key=lambda cache: cache.capacity).turnings)
+    if columns := group[0].columns:
+        noted = torch.empty(n, columns, dtype=torch.float32)
+        each.output, each.stride = noted.data_ptr(), columns
+        for rows, part in zip(group, noted.split(counts)):
+            rows.features = part
+    each.first, each.last, each.wanted = first, last, 0
+    if not wanted:
+        run(program, each)
+        for rows, part in zip(group, work.buffers[HIDDEN][:n].clone().split(counts)):
+            rows.hidden = part
+        return
+    if len(group) > 1 and wanted < n and first < head:  # those whose logits are wanted do not lie side by side
+        each.last = head
+        run(program, each)
+        hidden = work.buffers[HIDDEN][:n].split(counts)
+        tails = torch.cat([part[len(part) - rows.wanted :] for rows, part in zip(group, hidden)])
+        each = work.fit(wanted, team.threads())
+        work.buffers[HIDDEN][:wanted] = tails
+        each.first, each.last = head, last
+    logits = torch.empty(wanted, program.outs, dtype=torch.float32)
+    each.wanted, each.logits = wanted, logits.data_ptr()
+    run(program, each)
+    for rows, part in zip(group, logits.split([rows.wanted for rows in group])):
+        rows.logits = part
+
+
+T = TypeVar("T")
+_thread = local()
+
+
+class Together(Generic[T]):
+    """Texts decoded side by side on one thread: each a generator that goes its own way until it needs a pass.
+
+    A pass begins when every text waits for one. Whole passes of the network `last` come after all others, so that the
+    drafts of all texts are over before they are judged, and are judged in one pass.
+    """
+
+    def __init__(self, last: Any = None) -> None:
+        self._last = last
+        self._hub = getcurrent()
+        self.turns = 0
+        """How often all texts waited to be judged, and were."""
+        self._waiting: dict[greenlet, Rows] = {}
+
+    def run(self, texts: Iterable[Generator[T]], most: int) -> Generator[T]:
+        """What the texts yield, as it comes; `most` of them at a time, and where one ends the next begins. To be asked
+        on one thread alone. What one raises ends all of them, as does going away."""
+        coming, ready = iter(texts), deque[greenlet]()
+        going = 0
+        self._hub = getcurrent()
+        try:
+            while True:
+                if not ready:  # a place is taken again between passes, when every text has told what the last gave it
+                    while going < most and (text := next(coming, None)) is not None:
+                        ready.append(greenlet(partial(self._follow, text)))
+                        going += 1
+                if not ready:
+                    if not going:
+                        return
+                    ready.extend(self._pass())
+                text = ready.popleft()
+                told = self._switch(text)
+                if text.dead:
+                    going -= 1
+                elif isinstance(told, Rows):
+                    self._waiting[text] = told
+                else:
+                    ready.append(text)
+                    yield told
+        finally:
+            for text in (*ready, *self._waiting):
+                with suppress(Cancelled):
+                    self._switch(text, Cancelled())
+
+    def wait(self, rows: Rows) -> None:
+        """Give way to the other texts until these rows have been run."""
+        self._hub.switch(rows)
+
+    def _follow(self, text: Generator[T]) -> None:
+        with closing(text), suppress(Cancelled):
+            for told in text:
+                self._hub.switch(told)
+
+    def _pass(self) -> list[greenlet]:
+        """Run the rows of all texts that wait; or of those that still draft, where some do. Those texts."""
+        drafting = {text: rows for text, rows in self._waiting.items() if rows.of is None or rows.of is not self._last}
+        served = drafting or dict(self._waiting)
+        self.turns += not drafting
+        groups: dict[Any, list[greenlet]] = {}
+        for text, rows in served.items():
+            groups.setdefault(rows.key, []).append(text)
+        for texts in groups.values():
+            try:
+                run_rows([served[text] for text in texts])
+            except Exception as error:  # for the first of them to say in its words
+                del self._waiting[texts[0]]
+                self._switch(texts[0], error)
+                raise
+        for text in served:
+            del self._waiting[text]
+        return list(served)
+
+    def _switch(self, text: greenlet, error: Exception | None = None) -> Any:
+        before = getattr(_thread, "together", None)
+        _thread.together = self
+        try:
+            with torch.inference_mode():  # for all alike: each text enters and leaves it by itself
+                return text.throw(error) if error else text.switch()
+        finally:
+            _thread.together = before

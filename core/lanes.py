@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -186,37 +186,65 @@ def race(lanes: Sequence[Lane]) -> Iterator[tuple[int, Round]]:
             lane.close()
 
 
-def decode_together(
-    pair: Pair, texts: Iterable[tuple[str, Settings]], at_once: int, stop: Stop = never
-) -> Generator[tuple[Run, Round, int]]:
-    """Decode prompts, `at_once` of them at a time, in rounds that share their passes: each text comes out as it does
-    alone, and where one ends the next takes its place. Yields every round with the run that it is of, whose
-    `stop_reason` tells its last, and the number of the pass that judged it with those of the other texts.
+class Told(NamedTuple):
+    """A round of one of the texts decoded together: which text, its run so far (whose `stop_reason` tells the last of
+    its rounds), and the number of the pass that judged the round with those of the others."""
 
-    On one thread; `stop`, and going away, end all. Passes are shared where the native pass runs them
-    (`Model.exact_rows`); elsewhere texts take turns, round by round. Seconds of a round are those that went by, the
-    others' part of them included.
+    text: int
+    run: Run
+    round_: Round
+    turn: int
+
+
+def decode_together(
+    pair: Pair,
+    texts: Iterable[tuple[str, Settings]],
+    at_once: int,
+    stop: Stop = never,
+    tops: int = 0,
+    as_alone: bool = False,
+) -> Generator[Told]:
+    """Decode prompts, `at_once` of them at a time, in rounds that share their passes: each text comes out as it does
+    alone, and where one ends the next takes its place. On one thread; `stop`, and going away, end all.
+
+    Passes are shared where the native pass runs them (`Model.exact_rows`); elsewhere texts take turns, round by round.
+    Seconds of a round are those that went by, the others' part of them included. Drafts are as long as pays for so
+    many texts, or `as_alone`, as long as pays for one.
     """
-    together = Together[tuple[Run, Round]](pair.target.passes)
+    paying = 1 if as_alone else at_once
+    together = Together[tuple[int, Run, Round]](pair.target.passes)
     known: set[str] = set()
 
-    def text(prompt: str, settings: Settings) -> Generator[tuple[Run, Round]]:
-        with open_lane(pair, prompt, settings, stop, at_once=at_once) as lane:
+    def text(number: int, prompt: str, settings: Settings) -> Generator[tuple[int, Run, Round]]:
+        with open_lane(pair, prompt, settings, stop, tops, at_once=paying) as lane:
             for round_ in lane:
-                yield lane.run, round_
+                yield number, lane.run, round_
 
-    def coming() -> Iterator[Generator[tuple[Run, Round]]]:
-        for prompt, settings in texts:
+    def coming() -> Iterator[Generator[tuple[int, Run, Round]]]:
+        for number, (prompt, settings) in enumerate(texts):
             settings = settle_method(pair, settings)
             if settings.method not in known:  # what its rounds cost is measured with nobody beside
                 pair.target.use_threads()
-                whole_costs(pair, settings, at_once)
+                whole_costs(pair, settings, paying)
                 known.add(settings.method)
-            yield text(prompt, settings)
+            yield text(number, prompt, settings)
 
     with closing(together.run(coming(), at_once)) as told:
-        for run, round_ in told:
-            yield run, round_, together.turns
+        for each in told:
+            yield Told(*each, together.turns)
+
+
+def finish_together(
+    pair: Pair,
+    texts: Sequence[tuple[str, Settings]],
+    at_once: int,
+    stop: Stop = never,
+    tops: int = 0,
+    as_alone: bool = False,
+) -> list[Run]:
+    """The same to the end: the runs, in the order of their texts. After `stop` some are cancelled, or missing."""
+    runs = {told.text: told.run for told in decode_together(pair, texts, at_once, stop, tops, as_alone)}
+    return [runs[number] for number in sorted(runs)]
 
 
 def describe_environment(target: Model, draft: Model | None, head: Head | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.cli import (
     Commands,
@@ -24,6 +24,9 @@ from core.errors import UserError
 from core.records import run_from_dict
 from core.settings import SPECS, Settings
 
+if TYPE_CHECKING:
+    from core.loading.pair import Pair
+
 
 def add(commands: Commands) -> None:
     generate = commands.add_parser("generate", help="continue a prompt, speculatively or plainly")
@@ -33,7 +36,7 @@ def add(commands: Commands) -> None:
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="F", help="a UTF-8 text file; - for standard input")
     prompt.add_argument("--repeat", metavar="F", help="a run document: the same run again; status 1 if it is another")
-    generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, one JSON line each")
+    generate.add_argument("--samples", type=int, metavar="N", help="seeds S … S+N-1, together, a JSON line each")
     add_json(generate, "run document")
     generate.set_defaults(run=run_generate)
 
@@ -54,11 +57,7 @@ def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
     to_stdout = arguments.json == "-"
     pair = open_pair(settings)
     if arguments.samples is not None:
-        for seed in range(settings.seed, settings.seed + positive(arguments.samples, "--samples")):
-            with open_lane(pair, prompt, replace(settings, seed=seed)) as lane:
-                for _ in lane:
-                    pass
-            print(json.dumps({"seed": seed, "token_ids": lane.run.token_ids}), flush=True)
+        print_samples(pair, prompt, settings, positive(arguments.samples, "--samples"))
         return
     shown = 0
     with open_lane(pair, prompt, settings, tops=3 if arguments.json else 0) as lane:
@@ -71,6 +70,25 @@ def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
     if not to_stdout:
         print()
         say(totals(lane.run))
+
+
+SAMPLES_AT_ONCE = 16
+
+
+def print_samples(pair: Pair, prompt: str, settings: Settings, count: int) -> None:
+    """A line for each seed, in their order."""
+    from core.lanes import decode_together
+
+    seeds = range(settings.seed, settings.seed + count)
+    ended: dict[int, list[int]] = {}
+    shown = 0
+    texts = ((prompt, replace(settings, seed=seed)) for seed in seeds)
+    for told in decode_together(pair, texts, min(count, SAMPLES_AT_ONCE)):
+        if told.run.stop_reason is not None:
+            ended[told.text] = told.run.token_ids
+        while shown in ended:
+            print(json.dumps({"seed": seeds[shown], "token_ids": ended.pop(shown)}), flush=True)
+            shown += 1
 
 
 def repeat_runs(path: str, output: str | None) -> int:

@@ -21,7 +21,7 @@ from core.drafting import Drafter
 from core.drafting.build import build_drafter, settle_method
 from core.drafting.ngram import NgramDrafter
 from core.errors import Cancelled, UserError
-from core.lanes import check_settings, open_lane
+from core.lanes import check_settings, finish_together
 from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import Divergence, Run, Settings, first_divergence
@@ -37,6 +37,8 @@ BRANCHES = 48
 """For how many first tokens the law of the second is computed, each by one pass."""
 SHORTEST_ROOM = 8
 """Tokens that must fit in the target's context after the text that is continued."""
+AT_ONCE = 4
+"""Texts that are decoded together, so that progress is told of often."""
 NOTHING_TO_CHECK = "The method plain does not speculate, so there is nothing to check; choose another method."
 Two = tuple[int, int]
 
@@ -104,24 +106,26 @@ def check_greedy(
     identical = tokens = texts = 0
     divergences: list[tuple[int, Divergence]] = []
     yield Progress(0, len(prompts))
-    for number, prompt in enumerate(prompts):
-        runs: list[Run] = []
-        for method in ("plain", settings.method):
-            with open_lane(pair, prompt, replace(greedy, method=method), stop, tops=2) as lane:
-                for _ in lane:
-                    pass
-            runs.append(lane.run)
-        if any(run.stop_reason == "cancelled" for run in runs):
+    for first in range(0, len(prompts), AT_ONCE):
+        group = prompts[first : first + AT_ONCE]
+        plain, ours = (
+            finish_together(
+                pair, [(text, replace(greedy, method=method)) for text in group], AT_ONCE, stop, tops=2, as_alone=True
+            )
+            for method in ("plain", settings.method)
+        )
+        if stop() or any(run.stop_reason == "cancelled" for run in (*plain, *ours)):
             break
-        texts += 1
-        divergence = first_divergence(*runs)
-        if divergence is None:
-            identical += 1
-            tokens += len(runs[0].token_ids)
-        else:
-            tokens += divergence.position
-            divergences.append((number, divergence))
-        yield Progress(number + 1, len(prompts))
+        for number, runs in enumerate(zip(plain, ours), first):
+            texts += 1
+            divergence = first_divergence(*runs)
+            if divergence is None:
+                identical += 1
+                tokens += len(runs[0].token_ids)
+            else:
+                tokens += divergence.position
+                divergences.append((number, divergence))
+        yield Progress(texts, len(prompts))
     yield GreedyCheck(texts, identical, tokens, divergences)
 
 

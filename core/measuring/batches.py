@@ -103,7 +103,7 @@ def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, s
     seconds, last = 0.0, time.perf_counter()
     begun = last
     with closing(decode_together(pair, texts, size, stop)) as events:
-        for count, (_, round_, common) in enumerate(events):
+        for count, (_, _, round_, common) in enumerate(events):
             now = common if shared else count
             if now != turn:
                 if len(told) == (size if shared else 1):

@@ -17,7 +17,7 @@ from core.runners.architecture import HIDDEN, Attending, NativeNetwork
 from core.runners.clock import timed_pass
 from core.runners.features import Features
 from core.runners.program import Program, Workspace
-from core.runners.together import Cache, Rows, run_pass
+from core.runners.together import Cache, Rows, run_pass, run_rows
 
 
 class NativeRunner:
@@ -130,6 +130,18 @@ class NativeRunner:
     def _logits(self, done: Rows) -> Tensor:
         assert done.logits is not None
         return done.logits[:, : self._vocab_size]
+
+
+@torch.inference_mode()
+def feed_each(runners: Sequence[NativeRunner], tokens: Sequence[Tensor]) -> Tensor:
+    """Feed every one of some runners of the same network a token [1], in one pass; logits [runners, vocab]."""
+    program, work = runners[0]._net.program(), runners[0]._work
+    end = len(program.steps)
+    group = [Rows(program, work, 1, 0, end, ids, r._cache, r._length, wanted=1) for r, ids in zip(runners, tokens)]
+    run_rows(group)
+    for runner in runners:
+        runner._length += 1
+    return torch.cat([runner._logits(rows) for runner, rows in zip(runners, group)])
 
 
 def turned(kinds: Sequence[Attending], capacity: int) -> list[tuple[Tensor, Tensor, int | None]]:

@@ -11,6 +11,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,8 @@ from core.errors import Cancelled, UserError
 from core.loading.model import Model
 from core.loading.pair import special_ids
 from core.progress import Stop, never
+from core.runners import prefill
+from core.runners.native import feed_each
 from core.settings import Settings
 from core.text import encode_prompt, fill_template
 
@@ -201,13 +204,14 @@ def own_prompts(
 @torch.inference_mode()
 def block_seconds(target: Model, written: bool) -> float:
     """How long a block takes here, by passes measured now; `written`: with prompts that the target writes itself."""
-    network: Any = target.network
-    ids = torch.full((FIRST_BLOCK, 1), first_token(target), device=target.device)
-    cache, times = DynamicCache(), []
-    for _ in range(4):
-        began = time.perf_counter()
-        network(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits[0, -1, 0].item()
-        times.append(time.perf_counter() - began)
+    begun = torch.full((FIRST_BLOCK,), first_token(target), device=target.device)
+    times = []
+    with ExitStack() as resources:
+        texts = _begin(target, begun[:, None].tolist(), resources, never)
+        for _ in range(4):
+            began = time.perf_counter()
+            texts.feed(begun)[0, 0].item()
+            times.append(time.perf_counter() - began)
     return median(times[1:]) * (PROMPT_TOKENS * written + ANSWER_TOKENS)
 
 
@@ -248,39 +252,88 @@ def sample(
 ) -> list[list[int]]:
     """Continue all prompts at once, each at its temperature, up to an id of `ends` (kept) or `longest` tokens; after
     `enough` up to LEAST_ANSWER."""
-    network: Any = target.network
-    device, width = target.device, max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    heat = torch.tensor(temperatures, device=device, dtype=torch.float32)
+    heat = torch.tensor(temperatures, device=target.device, dtype=torch.float32)
     live = list(range(len(prompts)))
     written: list[list[int]] = [[] for _ in prompts]
-    cache = DynamicCache()
-    for at in range(longest):
-        if stop():
-            raise Cancelled
-        if at >= LEAST_ANSWER and enough():
-            break
-        out = network(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-        )
-        drawn = draw(out.logits[:, -1, : target.vocab_size].float(), heat, nucleus, generator)
-        count(len(live))
-        for row, token in zip(live, drawn.tolist()):
-            if not written[row] or written[row][-1] not in ends:
-                written[row].append(token)
-        going = [i for i, row in enumerate(live) if written[row][-1] not in ends]
-        if not going:
-            break
-        ids, positions = drawn[:, None], positions[:, -1:] + 1
-        mask = torch.cat([mask, torch.ones_like(ids)], 1)
-        if len(going) <= 0.75 * len(live):  # rows that have ended leave the batch, now and then
-            index = torch.tensor(going, device=device)
-            cache.batch_select_indices(index)
-            ids, positions, mask, heat = ids[index], positions[index], mask[index], heat[index]
-            live = [live[i] for i in going]
+    drawn = None
+    with ExitStack() as resources:
+        texts = _begin(target, prompts, resources, stop)
+        for at in range(longest):
+            if stop():
+                raise Cancelled
+            if at >= LEAST_ANSWER and enough():
+                break
+            drawn = draw(texts.feed(drawn).float(), heat, nucleus, generator)
+            count(len(live))
+            for row, token in zip(live, drawn.tolist()):
+                if not written[row] or written[row][-1] not in ends:
+                    written[row].append(token)
+            going = [i for i, row in enumerate(live) if written[row][-1] not in ends]
+            if not going:
+                break
+            if len(going) <= texts.leaves * len(live):  # those that have ended leave, now and then
+                texts.keep(going)
+                drawn, heat, live = drawn[going], heat[going], [live[i] for i in going]
     return written
+
+
+def _begin(target: Model, prompts: Sequence[list[int]], resources: ExitStack, stop: Stop) -> _Slots | _Padded:
+    return _Slots(target, prompts, resources, stop) if target.exact_rows else _Padded(target, prompts)
+
+
+class _Slots:
+    """Texts with a cache each, and passes over the newest token of all."""
+
+    leaves = 0.99
+    """The share that is left when those that have ended are dropped."""
+
+    def __init__(self, target: Model, prompts: Sequence[list[int]], resources: ExitStack, stop: Stop) -> None:
+        self._runners: list[Any] = []
+        for ids in prompts:
+            self._runners.append(resources.enter_context(target.lease(len(ids))))
+            prefill(self._runners[-1], ids[:-1], stop)
+        self._newest = torch.tensor([ids[-1] for ids in prompts])
+
+    def feed(self, drawn: Tensor | None) -> Tensor:
+        """The logits [texts, vocab] after the tokens `drawn` [texts]; at first after the prompts."""
+        tokens = self._newest if drawn is None else drawn
+        return feed_each(self._runners, tokens.split(1))
+
+    def keep(self, going: list[int]) -> None:
+        self._runners = [self._runners[i] for i in going]
+
+
+class _Padded:
+    """The same in one cache of transformers', prompts filled up in front to one length."""
+
+    leaves = 0.75
+
+    def __init__(self, target: Model, prompts: Sequence[list[int]]) -> None:
+        device, width = target.device, max(map(len, prompts))
+        self._network: Any = target.network
+        self._vocabulary = target.vocab_size
+        self._ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
+        self._mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        self._positions = (self._mask.cumsum(1) - 1).clamp(min=0)
+        self._cache = DynamicCache()
+
+    def feed(self, drawn: Tensor | None) -> Tensor:
+        if drawn is not None:
+            self._ids, self._positions = drawn[:, None], self._positions[:, -1:] + 1
+            self._mask = torch.cat([self._mask, torch.ones_like(self._ids)], 1)
+        out = self._network(
+            input_ids=self._ids,
+            attention_mask=self._mask,
+            position_ids=self._positions,
+            past_key_values=self._cache,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1, : self._vocabulary]
+
+    def keep(self, going: list[int]) -> None:
+        index = torch.tensor(going, device=self._mask.device)
+        self._cache.batch_select_indices(index)
+        self._positions, self._mask = self._positions[index], self._mask[index]
 
 
 def draw(logits: Tensor, heat: Tensor, nucleus: float, generator: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from core.decoding import take_step
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import NgramDrafter
 from core.drafting.tree import TreeDrafter
-from core.lanes import open_lane
+from core.lanes import finish_together, open_lane
 from core.loading.head import bundled_head, load_head
 from core.loading.pair import Pair
 from core.sampling import Sampling, Uniforms
@@ -106,6 +106,15 @@ def test_speculative_text_is_plain_text_bit_for_bit(plain_texts, precision, meth
     """What a row of the native pass comes to does not depend on the rows beside it: no tie can fall another way."""
     pair, expected = plain_texts(precision)
     assert [answer(pair, question, method) for question in SOME] == expected
+
+
+@pytest.mark.parametrize("method", ["plain", "head"])
+def test_texts_together_are_those_of_each_alone(plain_texts, method):
+    """Three at a time of five, in 4 bits, with drafts as long as pays where there are three."""
+    pair, expected = plain_texts("int4")
+    settings = Settings(method=method, draft_length="auto", max_new_tokens=24, precision="int4")
+    runs = finish_together(pair, [(question, settings) for question in SOME], 3)
+    assert [run.token_ids for run in runs] == expected
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ class Explain:
                     elem_id="explain-round",
                 )
             steps = html_block(js_on_load=on_load(SCRIPT, "refresh"), elem_id="explain-walk")
-            costs = html_block(elem_id="explain-costs")
+            costs = html_block(js_on_load=on_load(SCRIPT), elem_id="explain-costs")
             html_block(CHECK)
             kind, continuations, check, stop = self._check_controls()
             result = html_block(elem_id="explain-result")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
+from app.playground.race import TIE
 from app.tokens.markup import chip, paragraph, plural, quoted, table
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck
 
@@ -35,8 +36,11 @@ def _verdict(found: LawCheck, broken: bool) -> tuple[str, str]:
         return ("fine" if broken else "wrong"), f"The check fails{expected}: this is not the target's law."
     if found.p_value < SUSPICIOUS:
         return "open", "Unusual. By chance this happens now and then; another seed will tell."
-    missed = " The broken rule was not noticed: here the draft's law is too close to the target's." if broken else ""
-    return ("open" if broken else "fine"), f"No difference from the target's own law was found.{missed}"
+    missed = " The broken rule was not noticed: here the draft's law is too close to the target's."
+    if broken:
+        return "open", f"No difference from the target's own law was found.{missed}"
+    count = plural(found.n, "continuation")
+    return "fine", f"No sign of a wrong rule: {count} show no difference from the target's own law."
 
 
 def _p_in_words(p: float) -> str:
@@ -114,14 +118,7 @@ def greedy_html(found: GreedyCheck, prompts: Sequence[str]) -> str:
     """The result of a greedy check."""
     if not found.texts:
         return '<div class="result" data-kind="open"><h3>Stopped before the first text was done.</h3></div>'
-    same = found.identical == found.texts
-    kind = "fine" if same else "open"
-    title = (
-        f"Identical to plain decoding: {plural(found.tokens, 'token')} of {plural(found.texts, 'text')}."
-        if same
-        else f"{found.identical} of {plural(found.texts, 'text')} identical; {plural(found.tokens, 'token')} agree "
-        "before the first differences."
-    )
+    kind, title = _greedy_verdict(found)
     rows = [
         [
             escape(quoted(prompts[number].strip())),
@@ -147,6 +144,22 @@ def greedy_html(found: GreedyCheck, prompts: Sequence[str]) -> str:
         + (table(heads, rows, "cells", "First differences") if rows else "")
         + f"{told}</div>"
     )
+
+
+def _greedy_verdict(found: GreedyCheck) -> tuple[str, str]:
+    """One sentence to be quoted: whether all texts agree, but for ties that rounding decides."""
+    count = f"{found.texts:,} of {plural(found.texts, 'text')}"
+    if found.identical == found.texts:
+        return (
+            "fine",
+            f"No sign of a wrong rule: {count} agree token for token, {plural(found.tokens, 'token')} in all.",
+        )
+    ties = sum(parted.logit_gap is not None and parted.logit_gap <= TIE for _, parted in found.divergences)
+    if found.identical + ties == found.texts:
+        return "fine", f"No sign of a wrong rule: {count} agree up to ties."
+    other = found.texts - found.identical - ties
+    where = f"{other:,} of {plural(found.texts, 'text')} {'parts' if other == 1 else 'part'}"
+    return "open", f"Look again: rounding alone may not explain where {where}."
 
 
 def progress_html(text: str, done: int = 0, total: int = 0) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from app.tokens.markup import milliseconds, paragraph, plural, size, table
+from app.tokens.markup import milliseconds, paragraph, plural, question, size, table
 from core.drafting.methods import METHODS
 from core.explaining.traffic import (
     Costs,
@@ -73,9 +73,11 @@ def _yield(run: Run) -> str:
     )
     reached = ", ".join(f"{share:.0%}" for share in by_position[:8])
     deep = "one draft was" if len(by_position) == 1 else "1, 2 … drafts were"
-    return (
-        '<section class="yield"><h2>What a round yields</h2>'
-        + paragraph(
+    return question(
+        "yield",
+        "What does a round yield?",
+        f"{metrics.tokens_per_round:.2f} tokens; the formula for chains says {predicted:.2f}.",
+        paragraph(
             f"In {plural(metrics.rounds, 'round')} with drafts of {drafted}, {alpha:.1%} of the judged drafts "
             "were accepted: that is α. If each draft were accepted with this chance, whatever came before, a round "
             "of draft length γ would yield"
@@ -86,8 +88,7 @@ def _yield(run: Run) -> str:
         + paragraph(
             f"Of the rounds that drafted so deep, the share in which at least {deep} accepted: {reached}.",
             "note",
-        )
-        + "</section>"
+        ),
     )
 
 
@@ -104,7 +105,8 @@ def _apart(predicted: float, happened: float) -> str:
 
 def _why_faster(run: Run, plain: Run | None, costs: Costs | None, pays: bool | None) -> str:
     title = {True: "faster", False: "not faster", None: "about as fast as plain decoding"}[pays]
-    parts = [f'<section class="traffic"><h2>Why this is {title} on your machine</h2>']
+    parts: list[str] = []
+    answer = f"A token takes {milliseconds(costs.speculative)}, plain {milliseconds(costs.plain)}." if costs else ""
     found, base = run_traffic(run), run_traffic(plain) if plain else None
     if found is None:
         parts.append(paragraph("The document of this run does not tell how many bytes its passes read.", "note"))
@@ -119,7 +121,7 @@ def _why_faster(run: Run, plain: Run | None, costs: Costs | None, pays: bool | N
         parts.append(paragraph(_traffic_reading(found, base, costs)))
         parts.append(paragraph(describe_bandwidth(plain, base) if plain and base else describe_bandwidth(run, found)))
     parts.append(_what_is_shared(run, with_bytes=found is not None))
-    return "".join(parts) + "</section>"
+    return question("traffic", f"Why is this {title} on your machine?", answer, "".join(parts))
 
 
 def _traffic_table(found: Traffic, base: Traffic | None) -> str:
@@ -190,10 +192,13 @@ def _when_not(run: Run, plain: Run | None, costs: Costs, pays: bool | None, on_s
     ]
     items = "".join(_finding(*finding) for finding in findings)
     source = "the plain run beside it" if costs.plain_measured else "the cost table, for want of a plain run beside it"
-    return (
-        f'<section class="limits"><h2>{"When it would not be" if pays else "What may stand in the way"}</h2>'
-        + paragraph(f"Decided from this run, these models and this machine; a plain token is timed by {source}.")
-        + f"<dl>{items}</dl></section>"
+    here = [condition.lower() for holds, condition, _ in findings if holds]
+    return question(
+        "limits",
+        "When would it not be?" if pays else "What may stand in the way?",
+        f"Here: {', '.join(here)}." if here else "None of four known reasons holds here.",
+        paragraph(f"Decided from this run, these models and this machine; a plain token is timed by {source}.")
+        + f"<dl>{items}</dl>",
     )
 
 

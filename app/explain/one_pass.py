@@ -322,7 +322,8 @@ def tensor_table(trace: RoundTrace, geometry: Geometry | None) -> str:
         else ""
     )
     return (
-        f'<details class="tensors" open><summary>Every tensor of this pass, with its real shape</summary>'
+        '<details class="tensors question" data-question="tensors"><summary>Every tensor of this pass, with its real '
+        "shape</summary>"
         f"{table(['tensor', 'here, cached', 'without a cache', 'what it is'], rows, 'trace', 'Tensor trace')}"
         f'<p class="note">Dimensions in order: batch, heads, tokens fed, tokens seen or width.{fused} '
         "Shapes in brackets are never held whole: the kernel works through them piece by piece.</p></details>"

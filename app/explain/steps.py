@@ -10,7 +10,18 @@ from html import escape
 from typing import Any
 
 from app.explain.one_pass import cache_bars, draft_step, mask_figure, of_trace, pass_step, rows_step, shapes, triangle
-from app.tokens.markup import HIDDEN, chip, named, paragraph, plural, probability, table, token_chip
+from app.tokens.markup import (
+    HIDDEN,
+    chip,
+    milliseconds,
+    named,
+    paragraph,
+    plural,
+    probability,
+    question,
+    table,
+    token_chip,
+)
 from core.drafting.methods import METHODS
 from core.explaining import RoundTrace, drafted_by_model, trace_round
 from core.loading.geometry import Geometry
@@ -37,21 +48,65 @@ def walk(run: Run, index: int) -> str:
     """The whole walk through round `index` (from 0). Raises UserError where there is no such round."""
     trace = trace_round(run, index)
     steps = (
-        ("Draft", draft_step(run, trace)),
-        ("One pass of the target", pass_step(run, trace)),
-        ("A row of logits for each draft", rows_step(run, trace)),
-        ("Accept or reject", accept_step(run, trace)),
-        ("Correct, or a bonus", emit_step(run, trace)),
-        ("Roll back", roll_back_step(run, trace)),
+        ("Draft", _guessed(run.rounds[index]), draft_step(run, trace)),
+        ("One pass of the target", _read(run.rounds[index], trace), pass_step(run, trace)),
+        ("A row of logits for each draft", _rows(run, trace), rows_step(run, trace)),
+        ("Accept or reject", _judged(run.rounds[index]), accept_step(run, trace)),
+        ("Correct, or a bonus", _written(run.rounds[index]), emit_step(run, trace)),
+        ("Roll back", _forgotten(trace), roll_back_step(run, trace)),
     )
     body = "".join(
-        f'<li class="step" id="step-{number}"><h3>{title}</h3>{content}</li>'
-        for number, (title, content) in enumerate(steps, 1)
+        f'<li class="step" id="step-{number}">{question(f"step-{number}", title, answer, content, 3)}</li>'
+        for number, (title, answer, content) in enumerate(steps, 1)
     )
     return (
         f'<section class="round" data-round="{index}"><h2>Round {index + 1:,} of {len(run.rounds):,}</h2>'
         f"{paragraph(_in_a_sentence(run.rounds[index]), 'lead')}{_in_its_text(run, index)}"
         f'<div class="columns"><ol class="steps">{body}</ol>{_figures(run, trace)}</div></section>'
+    )
+
+
+# The answer of each step in one line
+
+
+def _guessed(round_: Round) -> str:
+    if not round_.drafted:
+        return "Nothing was guessed."
+    return f"{plural(len(round_.drafted), 'token')} guessed in {milliseconds(round_.draft_seconds)}."
+
+
+def _read(round_: Round, trace: RoundTrace) -> str:
+    return f"{plural(trace.fed, 'token')} read at once in {milliseconds(round_.verify_seconds)}."
+
+
+def _rows(run: Run, trace: RoundTrace) -> str:
+    width = _vocabulary(run, trace)
+    scores = f" of {width:,} scores" if width else ""
+    return f"{plural(trace.fed, 'row')}{scores}: each judges what comes after it."
+
+
+def _judged(round_: Round) -> str:
+    token = judged_token(round_)
+    if token is None:
+        return "There was nothing to judge."
+    stand = sum(each.outcome == "accepted" for each in round_.drafted)
+    refused = f"; {token_chip(token)} is refused" if token.outcome == "rejected" else ""
+    guesses = plural(len(round_.drafted), "guess", "guesses")
+    return f"{stand:,} of {guesses} {'stands' if stand == 1 else 'stand'}{refused}."
+
+
+def _written(round_: Round) -> str:
+    if round_.emitted is None:
+        return "The text ended before."
+    whence = {"bonus": "one more for free", "corrected": "in place of what was refused"}.get(round_.emitted.outcome)
+    return f"{token_chip(round_.emitted)}{f', {whence}' if whence else ''}."
+
+
+def _forgotten(trace: RoundTrace) -> str:
+    gone = trace.target_cache.fullest - trace.target_cache.after
+    entries = plural(gone, "entry", "entries")
+    return (
+        f"{entries} of the cache {'is' if gone == 1 else 'are'} forgotten." if gone else "Nothing has to be forgotten."
     )
 
 

@@ -95,3 +95,11 @@ def json_text(value: Any) -> str:
 
 def plural(count: int, word: str, words: str = "") -> str:
     return f"{count:,} {word if count == 1 else words or word + 's'}"
+
+
+def question(name: str, title: str, answer: str, body: str, level: int = 2) -> str:
+    """A card that is shut: a question (`title`), its answer in one line, and what is behind it. All is HTML already."""
+    return (
+        f'<details class="question" data-question="{name}"><summary><h{level}>{title}</h{level}>'
+        f'<p class="answer">{answer}</p></summary><div class="{name}">{body}</div></details>'
+    )

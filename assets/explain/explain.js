@@ -18,7 +18,19 @@ document.addEventListener("click", (event) => {
   openAccordion(id);
 });
 
+/** What is open stays open where another round or run takes its place. */
+function keepOpen(element) {
+  const open = new Set();
+  element.addEventListener("toggle", ({ target }) => {
+    if (target.isConnected) open[target.open ? "add" : "delete"](target.dataset.question);
+  }, true);
+  new MutationObserver(() => {
+    for (const card of element.querySelectorAll(".question:not([open])")) card.open = open.has(card.dataset.question);
+  }).observe(element, { childList: true, subtree: true });
+}
+
 export function mount(element, { trigger }) {
+  keepOpen(element);
   for (const over of /** @type {const} */ (["race-over", "comparison-over"])) {
     listen(element, over, () => element.offsetParent !== null && trigger("refresh"));
   }

@@ -6,7 +6,7 @@ import { infoOf } from "./gradio.js";
 import { connectPresentation } from "./present.js";
 import { connectSetup } from "./setup.js";
 
-const HELP_AT_REST = "Point at a control to read what it does.";
+const HELP_AT_REST = (matchMedia("(hover: none)").matches ? "Tap" : "Point at") + " a control to read what it does.";
 
 function whenThere(selector, use) {
   const found = document.querySelector(selector);
@@ -21,6 +21,8 @@ function connectHelp(sidebar) {
     const place = strip();
     if (place) place.textContent = infoOf(event.target) || HELP_AT_REST;
   };
+  const rest = strip();
+  if (rest) rest.textContent = HELP_AT_REST;
   for (const place of [sidebar, document.querySelector("#tabs")]) {
     place?.addEventListener("pointerover", explain);
     place?.addEventListener("focusin", explain);

@@ -30,6 +30,7 @@ export class Scrubber {
     this.box.addEventListener("keydown", (event) => this.key(event));
     this.replay.onchange = () => this.draw();
     STILL.addEventListener("change", () => this.draw());
+    root.addEventListener("inspected", () => this.draw());
     this.draw();
   }
 
@@ -96,7 +97,7 @@ export class Scrubber {
   draw() {
     const { replay } = this;
     const { active, length, playing } = replay;
-    const round = active ? replay.round + 1 : length;
+    const round = active ? replay.round + 1 : this.looked || length;
     this.slider.max = length;
     this.slider.min = Math.min(1, length);
     this.slider.value = round;
@@ -106,6 +107,13 @@ export class Scrubber {
     this.box.toggleAttribute("data-playing", playing);
     this.buttons.play.setAttribute("aria-label", playing ? "Pause" : "Play");
     if (active) this.drawStage();
+  }
+
+  /** Of the finished run, the number of the round that is looked at, so that one number is told of it. */
+  get looked() {
+    const { inspector, documents } = this.race;
+    if (!inspector.span || inspector.lane !== "speculative") return 0;
+    return documents.speculative.rounds.indexOf(inspector.span.round) + 1;
   }
 
   enable(any, active) {

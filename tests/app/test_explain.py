@@ -17,7 +17,7 @@ from app.serving.visit import Visit
 from app.tokens.markup import chip, probability, quoted, shape, size
 from core.costs.rounds import expected_tokens
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck
-from core.records import Candidate, Round, Run, Settings, Token
+from core.records import Candidate, Divergence, Round, Run, Settings, Token
 
 REQUEST = SimpleNamespace(session_hash="me")
 
@@ -170,7 +170,7 @@ def test_expected_tokens_stand_beside_what_happened():
 def test_bytes_and_conditions_are_the_runs_own():
     run, plain = fake_runs(temperature=0.7)
     text = words(costs_html(run, plain))
-    assert "Why this is faster on your machine" in text and "When it would not be" in text
+    assert "Why is this faster on your machine?" in text and "When would it not be?" in text
     assert "Most of what is read is weights: 26.4 MB of" in text
     assert text.count("not here") == 3 and "texts at once yes, here" in text
     assert "the plain run beside it" in text
@@ -181,11 +181,11 @@ def test_a_run_that_loses_says_so():
     for round_ in run.rounds:
         round_.verify_seconds *= 20
     text = words(costs_html(run, plain))
-    assert "Why this is not faster on your machine" in text
-    assert "When it would not be" not in text and "What may stand in the way" in text
+    assert "Why is this not faster on your machine?" in text
+    assert "When would it not be?" not in text and "What may stand in the way?" in text
     assert "yes, here" in text
     assert "not even 100% would do" in text
-    assert "Why this is about as fast as plain decoding on your machine" in words(costs_html(run, run))
+    assert "Why is this about as fast as plain decoding on your machine?" in words(costs_html(run, run))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,11 @@ def test_a_p_value_in_words(p, said):
 
 def test_greedy_results_in_words():
     same = words(greedy_html(GreedyCheck(3, 3, 120, []), ["a", "b", "c"]))
-    assert "Identical to plain decoding: 120 tokens of 3 texts." in same
+    assert "No sign of a wrong rule: 3 of 3 texts agree token for token, 120 tokens in all." in same
+    parted = [(2, Divergence(7, " a", " b", gap)) for gap in (0.01, 0.8)]
+    tie, wide = (words(greedy_html(GreedyCheck(3, 2, 120, [each]), ["a", "b", "c"])) for each in parted)
+    assert "No sign of a wrong rule: 3 of 3 texts agree up to ties." in tie
+    assert "Look again: rounding alone may not explain where 1 of 3 texts parts." in wide
 
 
 def test_small_markup():
@@ -262,9 +266,9 @@ def checked(tab, kind, visit, chosen="1:0", n=300):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("law", "No difference from the target's own law was found."),
+        ("law", "No sign of a wrong rule: 300 continuations show no difference from the target's own law."),
         ("broken", "The check fails, as it must with the rule broken"),
-        ("greedy", "of 8 texts identical"),
+        ("greedy", "No sign of a wrong rule: 8 of 8 texts agree up to ties."),
     ],
 )
 def test_the_checks_tell_their_result(tab, kind, said):

@@ -21,6 +21,7 @@ from app.serving.limits import cost_in_tokens
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
+from app.tune.example import example_html
 from app.tune.fastest import keep
 from app.tune.results import Results, best_settings, fastest_settings
 from core.drafting.methods import METHODS
@@ -237,7 +238,10 @@ class Tune:
             ),
             elem_id="tune-status",
         )
-        empty = html_block(_EMPTY, elem_id="tune-empty")
+        example = example_html(self.engine.example())
+        empty = html_block(
+            f'<div class="tune-empty">{_FIRST}{example or _QUESTIONS}{_LAST}</div>', elem_id="tune-empty"
+        )
         document = gr.JSON(label="Sweep document", visible=False)
         measured = gr.State([])
         results = Results()
@@ -366,13 +370,16 @@ def _numbers(name: str, values: Any, whole: bool = False) -> list[float]:
     return found
 
 
-_EMPTY = """<div class="tune-empty">
-<p>A sweep measures each draft length against plain decoding of the same target, on this machine, prompt by prompt.
-It answers:</p>
-<dl>
+_FIRST = (
+    "<p>A sweep measures each draft length against plain decoding of the same target, on this machine, prompt by "
+    "prompt.</p>"
+)
+_QUESTIONS = """<dl>
 <dt>How many tokens should the draft propose?</dt><dd>measured, beside what three formulas predict</dd>
 <dt>What does it cost to check them?</dt><dd>the time of a pass over 1 to 64 tokens</dd>
 <dt>Where does agreement break?</dt><dd>how often a draft stands up to each position</dd>
-</dl>
-<p>Then it recommends a setting, and writes the commands that use it in vLLM, SGLang, llama.cpp and transformers.</p>
-</div>"""
+</dl>"""
+_LAST = (
+    "<p>Then it recommends a setting, and writes the commands that use it in vLLM, SGLang, llama.cpp and "
+    "transformers.</p>"
+)

@@ -15,9 +15,11 @@ from fake_sweep import fake_sweep
 from fakes import ENVIRONMENT, FakeEngine
 from transformers.modeling_layers import MtpModel
 
+from app.playground.example import example_of
 from app.serving.device import Device
 from app.settings import CONTROLS
 from app.tune import PUBLIC_BUDGET, Tune, own_prompts
+from app.tune.example import example_html
 from app.tune.fastest import fastest, keep
 from app.tune.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
 from app.tune.results import QUESTIONS, best_settings, details, fastest_settings
@@ -319,3 +321,16 @@ def test_the_transformers_script_runs(pair_folder, monkeypatch, method, temperat
     with contextlib.redirect_stdout(written):
         exec(compile(recipe.command, "recipe", "exec"), {})
     assert written.getvalue().startswith("Your prompt")
+
+
+@pytest.mark.parametrize("name", ["smollm2", "pocket"])
+def test_before_the_first_sweep_an_example_answers_in_small(name):
+    """From the race that is shipped, labelled with where that was recorded; nothing where there is none."""
+    found = example_of(Settings(name))
+    assert found is not None
+    run = found[0]["runs"][0]
+    html = example_html(found)
+    assert f"An example, from one race recorded {found[1]}" in html and html.count("<svg") == 3
+    assert f"stands in {run['metrics']['accepted_by_position'][0]:.0%} of rounds" in html
+    assert html.count("<rect") == len(run["metrics"]["accepted_by_position"])
+    assert example_html(None) == ""

@@ -126,6 +126,7 @@ def test_the_keyboard_opens_walks_and_closes(sampled: Any) -> None:
     sampled.click('[data-go="round-on"]')
     sampled.click('[data-go="round-on"]')
     assert sampled.inner_text(".inspector-title") == "Round 3 of 22"
+    assert sampled.inner_text(".scrubber-round") == "round 3 / 22", "one number for both"
     sampled.click('[data-go="token-on"]')
     sampled.click('[data-go="token-back"]')
     assert chosen(sampled) == "rejected"

@@ -62,11 +62,12 @@ class Engine:
         """Bring the files of a pair to this machine. Needs no turn on the device; raises Cancelled after `stop`, and
         UserError before anything large is downloaded for a pair that does not fit."""
         from core.loading import fetch_pair
+        from core.loading.hub import as_path
         from core.loading.pair import at_hand
 
         self.admit(settings)
         named = [name for name in (settings.target, settings.draft) if name]
-        if not all(Path(name).expanduser().exists() or at_hand(name) for name in named):
+        if not all(as_path(name).exists() or at_hand(name) for name in named):
             progress("Looking whether the models fit into memory…")
             try:
                 found = self.inspect(settings)

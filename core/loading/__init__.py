@@ -22,7 +22,7 @@ from core.loading import memory
 from core.loading.conversion import convert, find_gguf, origin
 from core.loading.fastest import fastest_precision, largest_product
 from core.loading.head import bundled_head, bytes_needed, head_folder, load_head
-from core.loading.hub import fetch
+from core.loading.hub import as_path, fetch
 from core.loading.model import Model
 from core.loading.mtp import load_mtp, mtp_bytes, speaks_of_mtp
 from core.loading.pair import (
@@ -159,7 +159,7 @@ def find_file(name: str | None) -> Path | None:
     """The GGUF file that a name means, None where it means something else."""
     if name in (None, POCKET_NAME):
         return None
-    return smollm2_file() if name == SMOLLM2_NAME else find_gguf(Path(name).expanduser())
+    return smollm2_file() if name == SMOLLM2_NAME else find_gguf(as_path(name))
 
 
 def names_of(settings: Settings) -> tuple[str, str | None, str]:

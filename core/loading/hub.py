@@ -32,7 +32,7 @@ from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from tqdm.asyncio import tqdm_asyncio
 
 from core.disk import free_space, is_full
-from core.errors import Cancelled, UserError, refused_pickle
+from core.errors import Cancelled, UserError, first_line, refused_pickle
 from core.progress import Meter, Progress, Stop, in_bytes, never, silent
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -52,11 +52,23 @@ def fetch(name: str, revision: str | None = None, progress: Progress = silent, s
         return _check_folder(_download(name, revision, progress, stop), name)
 
 
+def as_path(name: str) -> Path:
+    """The path that a name is, if it is one. UserError for what can be none: too long, in the home of nobody known, in
+    a folder that is closed to us."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else first_line(error).rstrip(".")
+        raise UserError(f"{name[:60]!r} cannot be opened as the name of a model: {reason}.") from None
+    return path
+
+
 def local_folder(name: str) -> Path | None:
     """The folder a name means, None for a Hub id. Raises UserError for a path without a folder."""
     if not name.strip():
         raise UserError("The name of a model is empty; give a folder with a model in it, or a Hub id.")
-    folder = Path(name).expanduser()
+    folder = as_path(name)
     if folder.is_dir():
         return folder
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:

@@ -19,6 +19,7 @@ from app.playground.race import queued_race
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.turns import OUR_FAULT, guarded
+from core.errors import UserError
 from core.records import Run, Settings
 
 PROMPT = "def make(folder):\n    return "
@@ -192,6 +193,20 @@ def test_a_fault_in_a_load(world: World, saved_pair: tuple[Path, Path], tmp_path
     assert runs == []
     assert world.engine.is_loaded(world.settings)
     world.assert_unharmed()
+
+
+NAMES = ["~nobody-of-this-name/model", "a" * 5000, "/" + "b" * 300, "\x00", "a\nb", ".", "..", "/", "~", "\ud800", "/dev/null"]
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:12]))
+def test_a_name_that_is_none(world: World, name: str, role: str) -> None:
+    """Whatever somebody types for a model is a sentence, on its card and in a run."""
+    (found,) = errors(world.events(**{role: name})[0])
+    assert found != OUR_FAULT
+    assert len(found) < 500
+    with pytest.raises(UserError):
+        world.engine.inspect(replace(world.settings, **{role: name}))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=["GPU", "CPU"])

@@ -25,8 +25,8 @@ def main() -> int:
 
     chosen = read_arguments()
     leave_garbage()
-    own_uploads()
     try:
+        own_uploads()
         with first_screen(chosen.host, chosen.port, console()) as (tell, port):
             page, device, pair = prepare(chosen, tell)
         from app.insides import without_tools

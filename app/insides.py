@@ -18,9 +18,11 @@ from asyncio import to_thread
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import time
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 
@@ -162,6 +164,16 @@ class KeptForGood:
 
 MOST_UPLOADED = 64 << 20
 """Bytes of uploads that may lie on the disk at a time."""
+MOST_IN_UPLOAD = 3 << 20
+"""Bytes of one request with uploads: Gradio bounds each file in it, and takes a thousand."""
+MOST_IN_REQUEST = 48 << 20
+"""Bytes of any other request: the largest document that is opened, of characters that take three each."""
+MOST_IN_REQUESTS = 96 << 20
+"""Of all requests together that are being read or answered."""
+HANG_UP = {"Connection": "close"}
+"""Without it, the rest of a request would be read, though to no end."""
+UPLOADS_STAY = 3600
+"""Seconds after which an upload is deleted that nobody read."""
 
 
 def forget_upload(path: str) -> None:
@@ -173,27 +185,56 @@ def forget_upload(path: str) -> None:
             file.parent.rmdir()
 
 
-class BoundedUploads:
-    """ASGI middleware that takes no more uploads while as many lie there as may: Gradio takes them from anybody."""
+class BoundedBodies:
+    """ASGI middleware that takes no more from visitors than memory and disk may hold of it: Gradio reads whole whatever
+    comes, from anybody, and has a bound for single files alone."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
+        self.held = 0
+        """Bytes of the requests that are being read or answered."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        upload = scope["type"] == "http" and scope["path"].rstrip("/").endswith("/upload") and scope["method"] == "POST"
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        upload = scope["path"].rstrip("/").endswith("/upload")
         if upload and await to_thread(uploaded_bytes) > MOST_UPLOADED:
             answer = PlainTextResponse("Too many files are being uploaded just now; please try again in an hour.", 507)
             await answer(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+            return
+        most, taken = MOST_IN_UPLOAD if upload else MOST_IN_REQUEST, 0
+
+        async def received() -> Any:
+            nonlocal taken
+            message = await receive()
+            size = len(message.get("body", b""))
+            taken, self.held = taken + size, self.held + size
+            if taken > most:
+                raise HTTPException(413, f"A request has at most {most:,} bytes here.", HANG_UP)
+            if self.held > MOST_IN_REQUESTS:
+                raise HTTPException(503, "Too much is being sent just now; please try again in a minute.", HANG_UP)
+            return message
+
+        try:
+            await self.app(scope, received, send)
+        finally:
+            self.held -= taken
 
 
 def uploaded_bytes() -> int:
-    """Of everything that lies in Gradio's folder for uploads."""
-    found = 0
+    """Of everything that lies in Gradio's folder for uploads. What is left there of an upload that was cut short, of
+    which Gradio knows nothing, is deleted as old as others are."""
+    found, oldest = 0, time() - UPLOADS_STAY
     for file in Path(get_upload_folder()).rglob("*"):
         with suppress(OSError):  # deleted meanwhile
-            found += file.stat().st_size if file.is_file() else 0
+            about = file.stat()
+            if not file.is_file():
+                continue
+            if about.st_mtime < oldest:
+                file.unlink()
+            else:
+                found += about.st_size
     return found
 
 

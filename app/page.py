@@ -16,7 +16,7 @@ from app.compare import Compare
 from app.explain import Explain
 from app.header import DRAFTED_BY, facts, facts_before_loading, header_html, notes, short_pair, target_of
 from app.history import History
-from app.insides import QUIET, UNCHECKED, BoundedUploads, KeptForGood, calling, html_block
+from app.insides import QUIET, UNCHECKED, UPLOADS_STAY, BoundedBodies, KeptForGood, calling, html_block
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
@@ -38,8 +38,10 @@ from core.records import Run, Settings
 
 LONGEST_VISIT = 12 * 3600
 """Seconds after which a visitor's runs are let go, if the tab was not closed before."""
-UPLOADS_STAY = (600, 3600)
-"""Seconds: how often, and how old, uploads are deleted that nobody read."""
+LOOK_AT_UPLOADS = 600
+"""Seconds: how often uploads are deleted that nobody read within UPLOADS_STAY."""
+MOST_WAITING = 128
+"""Calls of functions that Gradio holds back while others run, with all that came with them."""
 MOST_SESSIONS = 1000
 """Of how many visitors something is kept at a time; the longest unseen is forgotten first."""
 STYLES = (
@@ -94,7 +96,10 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
     tune = Tune(engine, device, playground.most_new_tokens, public)
     with gr.Blocks(
-        title="Speculative Decoding Playground", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_STAY
+        title="Speculative Decoding Playground",
+        fill_width=True,
+        analytics_enabled=False,
+        delete_cache=(LOOK_AT_UPLOADS, UPLOADS_STAY),
     ) as page:
         controls = sidebar(
             picker.build,
@@ -131,7 +136,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         picker.connect(page, controls, visit, opened, take_away.linked, playground.finished)
         playground.follow(controls, picker.choices)
         _keep_header_true(engine, environment, header, controls, playground)
-    return page
+    return page.queue(max_size=MOST_WAITING)
 
 
 def _admitted(engine: Engine, most_new_tokens: int, **controls: Any) -> Settings:
@@ -196,7 +201,7 @@ def launch_options() -> dict[str, Any]:
         "max_file_size": "2mb",
         "state_session_capacity": MOST_SESSIONS,
         "app_kwargs": {
-            "middleware": [Middleware(Arrivals), Middleware(BoundedUploads), Middleware(KeptForGood)],
+            "middleware": [Middleware(Arrivals), Middleware(BoundedBodies), Middleware(KeptForGood)],
             "routes": [route()],
         },
     }

@@ -203,7 +203,11 @@ def in_thread(job: Callable[[], T], device: Device | None, name: str = "backgrou
             give_back()
             future.set_result(found)
 
-    Thread(target=run, name=name, daemon=True).start()
+    try:
+        Thread(target=run, name=name, daemon=True).start()
+    except BaseException:  # the machine has no more threads
+        give_back()
+        raise
     return future
 
 
@@ -228,7 +232,7 @@ def in_background(
     A job that uses the `device` is waited for after `stop`, and keeps the device where its reader goes away; one that
     needs none is left behind.
     """
-    told = [first]
+    told = deque([first], maxlen=1)
     gone = Flag()
     future = in_thread(lambda: job(told.append, lambda: gone.is_set() or stop()), device)
     shown, stopping = "", False

@@ -29,11 +29,16 @@ class FirstScreen(ThreadingTCPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Answer)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who hung up in the middle of an answer is no news."""
+
 
 class Answer(BaseHTTPRequestHandler):
     """Not available yet, and how far it is; so programs that wait for the page are not deceived."""
 
     server: FirstScreen
+    timeout = 5
+    """Seconds that somebody may take to ask."""
 
     def do_GET(self) -> None:
         asked = self.path.endswith("/starting")

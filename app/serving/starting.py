@@ -3,6 +3,7 @@ for later, and what still runs at the end is waited for."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -55,7 +56,9 @@ def leave_garbage() -> None:
 
 def own_uploads() -> None:
     """A folder of this program's own for what visitors upload, which goes with it. Before Gradio is imported."""
-    os.environ.setdefault(UPLOADS, tempfile.mkdtemp(prefix="playground-uploads-"))
+    if UPLOADS not in os.environ:
+        os.environ[UPLOADS] = tempfile.mkdtemp(prefix="playground-uploads-")
+        atexit.register(forget_uploads)
 
 
 def forget_uploads() -> None:

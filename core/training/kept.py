@@ -52,7 +52,7 @@ def heads_folder() -> Path:
 
 def folder_name(target: str) -> str:
     """A folder's name for the heads of a target: the last part of its id, folder or file, as file systems take it."""
-    return re.sub(r"[^\w.-]+", "-", Path(target).stem if target.endswith(".gguf") else Path(target).name).lower()
+    return re.sub(r"[^\w.-]+", "-", Path(target).stem if target.endswith(".gguf") else Path(target).name).lower()[:200]
 
 
 def kept_for(target: str) -> Kept | None:

@@ -1,5 +1,6 @@
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from threading import Event
 from typing import Any
@@ -66,6 +67,37 @@ def test_leaving_frees_the_place_also_after_an_error() -> None:
         raise RuntimeError
     with device.turn() as turn:
         assert turn.ahead == 0
+
+
+def test_a_job_that_cannot_begin_gives_the_device_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    device = Device()
+    with monkeypatch.context() as patch, device.turn() as turn:
+        patch.setattr(threading.Thread, "start", no_more)
+        assert turn.wait(0)
+        with pytest.raises(RuntimeError):
+            list(in_background(lambda tell, halt: None, lambda: False, "Loading…", device))
+    assert device.drain(0)
+
+
+def test_what_a_long_job_tells_is_not_kept() -> None:
+    kept = weakref.WeakSet[Any]()
+
+    class Line(str):
+        __slots__ = ("__weakref__",)
+
+    def work(tell: Any, halt: Any) -> None:
+        for number in range(100):
+            line = Line(f"{number} of 100")
+            kept.add(line)
+            tell(line)
+        del line
+        assert len(kept) <= 3  # the newest, and what is shown
+
+    for _ in in_background(work, lambda: False, "Loading…"):
+        pass
 
 
 def test_a_full_queue_says_so() -> None:

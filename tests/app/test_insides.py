@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from app.api import FOR_PROGRAMS
 from app.assets import ASSETS, address, asset, modules
 from app.insides import (
     UNCHECKED,
-    BoundedUploads,
+    BoundedBodies,
     give,
     hang_up,
     leave_undocumented,
@@ -176,7 +178,7 @@ def test_one_sheet_and_one_script_alone_name_what_is_gradios() -> None:
     assert {name for name, text in bare.items() if OF_GRADIO.search(text)} == {"page/gradio.css", "page/gradio.js"}
 
 
-OF_A_PAGE = {"launch", "close", "load", "api"}
+OF_A_PAGE = {"launch", "close", "load", "queue", "api"}
 """What Gradio documents of `gr.Blocks`."""
 
 
@@ -235,22 +237,52 @@ def test_an_upload_is_deleted_once_it_is_read(tmp_path: Path, monkeypatch: pytes
     assert other.exists(), "nothing is deleted that nobody uploaded"
 
 
-def test_uploads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradio's own address for them is open to anybody who reaches the page."""
+@pytest.fixture
+def taking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of the functions of a page that takes uploads."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    monkeypatch.setattr("app.insides.MOST_UPLOADED", 100)
+
+    def same(text: str) -> str:
+        return text
+
     with gr.Blocks(analytics_enabled=False) as page:
         gr.UploadButton()
-    middleware = [Middleware(BoundedUploads)]
+        gr.api(same)
+    middleware = [Middleware(BoundedBodies)]
     _, address, _ = page.launch(
         prevent_thread_lock=True, quiet=True, app_kwargs={"middleware": middleware}, ssr_mode=False
     )
-    try:
-        answers = [
-            httpx.post(f"{address}gradio_api/upload", files={"files": (f"{n}.txt", b"x" * 60)}).status_code
-            for n in range(4)
-        ]
-    finally:
-        page.close(verbose=False)
-    assert answers == [200, 200, 507, 507]
+    yield f"{address}gradio_api/"
+    page.close(verbose=False)
+
+
+def test_uploads_are_bounded(taking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio's own address for them is open to anybody who reaches the page."""
+    monkeypatch.setattr("app.insides.MOST_UPLOADED", 100)
+    files = [{"files": (f"{n}.txt", b"x" * 60)} for n in range(4)]
+    assert [httpx.post(f"{taking}upload", files=each).status_code for each in files] == [200, 200, 507, 507]
     assert uploaded_bytes() > 100
+
+
+def test_a_request_is_bounded_whatever_is_in_it(taking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many files that are small enough each, a form without a file, a call without an end, one while others are read:
+    little of it is kept, and what is left on the disk is deleted in time."""
+    monkeypatch.setattr("app.insides.MOST_IN_UPLOAD", 300_000)
+    monkeypatch.setattr("app.insides.MOST_IN_REQUEST", 500_000)
+    files = [("files", (f"{number}.txt", b"x" * 100_000)) for number in range(30)]
+    assert httpx.post(f"{taking}upload", files=files).status_code == 413
+    assert httpx.post(f"{taking}upload", data={"files": "x" * 900_000}, files={"o": b""}).status_code == 413
+    pieces = (b" " * 100_000 for _ in range(10**6))
+    with suppress(httpx.HTTPError):  # it hangs up on who goes on
+        assert httpx.post(f"{taking}call/same", content=pieces).status_code == 413
+    assert next(pieces), "an endless body was read to its end"
+    assert 0 < uploaded_bytes() < 600_000
+    for file in tmp_path.rglob("*"):
+        os.utime(file, (0, 0))
+    assert uploaded_bytes() == 0 and not [file for file in tmp_path.rglob("*") if file.is_file()]
+    called = {"data": ["x"]}
+    assert httpx.post(f"{taking}call/same", json=called).status_code == 200
+    monkeypatch.setattr("app.insides.MOST_IN_REQUESTS", 5)
+    assert httpx.post(f"{taking}call/same", json=called).status_code == 503
+    monkeypatch.setattr("app.insides.MOST_IN_REQUESTS", 500)
+    assert [httpx.post(f"{taking}call/same", json=called).status_code for _ in range(40)] == [200] * 40

@@ -2,12 +2,15 @@
 
 import gc
 import inspect
+import os
 import pathlib
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
@@ -100,6 +103,33 @@ def test_the_page_is_announced_where_it_will_be():
     with socket.socket() as probe:  # free for the page at once
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
+
+
+def test_who_asks_a_start_slowly_or_hangs_up_leaves_nothing_behind(monkeypatch, capsys):
+    monkeypatch.setattr("app.serving.first_screen.Answer.timeout", 0.2)
+    before = threading.active_count()
+    with first_screen("127.0.0.1", None, lambda line: None) as (_, port):
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        rude = socket.create_connection(("127.0.0.1", port))
+        rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        rude.sendall(b"GET / HTTP/1.0\r\n")
+        rude.close()
+        until = time.monotonic() + 10
+        while threading.active_count() > before + 1 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert threading.active_count() <= before + 1, "somebody is waited for"
+        for each in slow:
+            each.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_for_uploads_goes_with_its_program(tmp_path):
+    """However it ends, and made only where none is named."""
+    script = "from app.serving.starting import own_uploads; own_uploads(); raise SystemExit(2)"
+    told = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    for named in ({}, {"GRADIO_TEMP_DIR": str(tmp_path)}):
+        ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=told | named, check=False)
+        assert ended.returncode == 2 and not list(tmp_path.iterdir())
 
 
 def test_without_a_port_to_announce_it_on_a_start_goes_on(monkeypatch):

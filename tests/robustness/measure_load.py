@@ -41,13 +41,13 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[str]:
-    """The address of `python app.py ARGUMENTS`."""
+def served(*arguments: str) -> Iterator[tuple[str, int]]:
+    """The address of `python app.py ARGUMENTS`, and its process."""
     command = [sys.executable, "app.py", *arguments, "--port", str(free_port())]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout
-        yield next(m[1] for line in process.stdout if (m := re.search(r"Ready: (\S+)", line)))
+        yield next(m[1] for line in process.stdout if (m := re.search(r"Ready: (\S+)", line))), process.pid
     finally:
         process.terminate()
         process.wait(20)
@@ -96,8 +96,14 @@ def visit(address: str, number: int, expected: dict[int, list[list[int]]]) -> st
     return "equal to the same run alone" if outcome(document) == whole else "MIXED UP"
 
 
-def measure(address: str, clients: int, runs: int) -> dict[str, Any]:
-    """Every kind of run alone, then `runs` runs by `clients` visitors at a time."""
+def resident_megabytes(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def measure(address: str, clients: int, runs: int, process: int) -> dict[str, Any]:
+    """Every kind of run alone, then `runs` runs by `clients` visitors at a time; the memory of the server's process
+    before them and after each tenth of them."""
     from gradio_client import Client
 
     kinds = min(runs, len(PROMPTS) * len(VARIANTS))
@@ -109,6 +115,7 @@ def measure(address: str, clients: int, runs: int) -> dict[str, Any]:
         expected[number] = outcome(document)
     start = time.monotonic()
     seconds: list[float] = []
+    megabytes = [resident_megabytes(process)]
 
     def timed(number: int) -> str:
         begun = time.monotonic()
@@ -118,6 +125,9 @@ def measure(address: str, clients: int, runs: int) -> dict[str, Any]:
             return f"ERROR {type(error).__name__}: {error}"
         finally:
             seconds.append(time.monotonic() - begun)
+            if len(seconds) % max(1, runs // 10) == 0:
+                megabytes.append(round(resident_megabytes(process), 1))
+                print(f"{len(seconds)} runs in {time.monotonic() - start:.0f} s, {megabytes[-1]} MB", flush=True)
 
     with ThreadPoolExecutor(clients) as visitors:
         found = Counter(visitors.map(timed, range(runs)))
@@ -126,6 +136,7 @@ def measure(address: str, clients: int, runs: int) -> dict[str, Any]:
         "runs": runs,
         "seconds": time.monotonic() - start,
         "seconds_per_visit": {"median": median(seconds), "max": max(seconds)},
+        "megabytes": megabytes,
         "outcomes": dict(found),
     }
 
@@ -148,8 +159,8 @@ def main() -> int:
 
             chosen.target, chosen.draft = make_pair(Path(folder))
         models = ["--target", str(chosen.target), "--draft", str(chosen.draft), "--precision", "fp32"]
-        with served(*models) as address:
-            result = measure(address, chosen.clients, chosen.runs)
+        with served(*models) as (address, process):
+            result = measure(address, chosen.clients, chosen.runs, process)
     print(json.dumps(result, indent=2))
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(result, indent=2) + "\n")

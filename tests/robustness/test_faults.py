@@ -195,7 +195,19 @@ def test_a_fault_in_a_load(world: World, saved_pair: tuple[Path, Path], tmp_path
     world.assert_unharmed()
 
 
-NAMES = ["~nobody-of-this-name/model", "a" * 5000, "/" + "b" * 300, "\x00", "a\nb", ".", "..", "/", "~", "\ud800", "/dev/null"]
+NAMES = [
+    "~nobody-of-this-name/model",
+    "a" * 5000,
+    "/" + "b" * 300,
+    "\x00",
+    "a\nb",
+    ".",
+    "..",
+    "/",
+    "~",
+    "\ud800",
+    "/dev/null",
+]
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -207,6 +219,7 @@ def test_a_name_that_is_none(world: World, name: str, role: str) -> None:
     assert len(found) < 500
     with pytest.raises(UserError):
         world.engine.inspect(replace(world.settings, **{role: name}))
+    world.engine.kept_head(replace(world.settings, **{role: name}))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=["GPU", "CPU"])

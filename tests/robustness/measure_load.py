@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,7 +70,11 @@ def visit(address: str, number: int, expected: dict[int, list[list[int]]]) -> st
     """One visitor's run; what became of it in a word."""
     from gradio_client import Client
 
-    client = Client(address, verbose=False)
+    with closing(Client(address, verbose=False)) as client:  # as a tab: what is kept of it goes with it
+        return run_once(client, number, expected)
+
+
+def run_once(client: Any, number: int, expected: dict[int, list[list[int]]]) -> str:
     prompt, controls = job(number)
     last: Any = ("", None)
     acted = False
@@ -82,7 +86,6 @@ def visit(address: str, number: int, expected: dict[int, list[list[int]]]) -> st
         if intent(number) == "stop":
             client.predict(api_name="/stop")
         elif intent(number) == "leave":
-            client.close()
             return "left"
     text, document = last
     if document is None:

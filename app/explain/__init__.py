@@ -14,8 +14,9 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
-from app.explain.check import Texts, greedy_html, law_html, progress_html, sentence_html
+from app.explain.check import Texts, greedy_html, law_html
 from app.explain.costs import costs_html
+from app.explain.html import html
 from app.explain.steps import interesting_round, walk
 from app.history.run_file import read_run_file
 from app.insides import NEWEST, calling, html_block, on_load, sent_by
@@ -49,16 +50,6 @@ STARTING_TEMPERATURE = 1.0
 LOOKS_PER_SECOND = 8.0
 LONGEST_LABEL = 44
 SCRIPT = "explain/explain.js"
-EMPTY = (
-    '<div class="explain"><h2>What happens in a round</h2><p class="lead">This tab explains speculative decoding with '
-    "a run of your own: its tokens, its probabilities, its tensors. Run something in the Playground first.</p></div>"
-)
-CHECK = (
-    '<div class="explain"><section class="check"><h2>Is it really lossless?</h2><p>Speculation promises the target\'s '
-    "own text: under greedy decoding token for token, under sampling in law, which means that every continuation comes "
-    "exactly as often as if the target had decoded alone. Do not take it on trust. The check runs the pair and the "
-    "settings of the run above once more, many times over.</p></section></div>"
-)
 
 
 class Explain:
@@ -75,7 +66,7 @@ class Explain:
         """Lay out the tab; it looks for newer runs each time it is opened."""
         seen = gr.State(0)
         with gr.Column(elem_id="explain-empty") as empty:
-            waiting = html_block(EMPTY, on_load(SCRIPT, "refresh"))
+            waiting = html_block(html.empty(), on_load(SCRIPT, "refresh"))
             run = gr.Button("Run the Playground's prompt", variant="primary", elem_id="explain-run", scale=0)
         with gr.Column(elem_id="explain", visible=False) as content:
             with gr.Row(elem_id="explain-choice"):
@@ -97,7 +88,7 @@ class Explain:
                 )
             steps = html_block(js_on_load=on_load(SCRIPT, "refresh"), elem_id="explain-walk")
             costs = html_block(js_on_load=on_load(SCRIPT), elem_id="explain-costs")
-            html_block(CHECK)
+            html_block(html.check())
             kind, continuations, check, stop = self._check_controls()
             result = html_block(elem_id="explain-result")
         run.click(None, None, None, js=calling(SCRIPT, "runPrompt"), api_visibility="private")
@@ -153,9 +144,9 @@ class Explain:
         if visit.load is None:
             return gr.skip()
         try:
-            return _frame(costs_html(*_find(visit, chosen), visit.load, self.servers))
+            return html.frame(costs_html(*_find(visit, chosen), visit.load, self.servers))
         except UserError as error:
-            return _frame(sentence_html(str(error)))
+            return html.frame(html.sentence(str(error)))
 
     def choose(self, visit: Visit, chosen: str | None) -> tuple[Any, str, str, Any]:
         """Another run: its most telling round, its costs, and the check that suits it."""
@@ -165,38 +156,43 @@ class Explain:
             count = len(run.rounds)
             slider = gr.update(value=index + 1, maximum=max(2, count), visible=count > 1)
             kind = "greedy" if run.settings.temperature == 0 else "law"
-            return slider, _frame(walk(run, index)), _frame(costs_html(run, plain, visit.load, self.servers)), kind
+            return (
+                slider,
+                html.frame(walk(run, index)),
+                html.frame(costs_html(run, plain, visit.load, self.servers)),
+                kind,
+            )
         except Exception as error:
-            return gr.update(visible=False), _frame(sentence_html(sentence(error))), "", gr.skip()
+            return gr.update(visible=False), html.frame(html.sentence(sentence(error))), "", gr.skip()
 
     def step(self, visit: Visit, chosen: str | None, number: Any) -> str:
         """Another round of the same run."""
         try:
             run, _ = _find(visit, chosen)
             index = int(number) - 1 if isinstance(number, (int, float)) else 0
-            return _frame(walk(run, min(max(index, 0), len(run.rounds) - 1)))
+            return html.frame(walk(run, min(max(index, 0), len(run.rounds) - 1)))
         except Exception as error:
-            return _frame(sentence_html(sentence(error)))
+            return html.frame(html.sentence(sentence(error)))
 
     def check(
         self, kind: str, continuations: Any, visit: Visit, chosen: str | None, request: gr.Request
     ) -> Iterator[str]:
         """Check the chosen run's pair and settings; what comes is HTML."""
         with self.stops.watch(request) as stop:
-            yield _frame(progress_html("Waiting for the device…"))
+            yield html.frame(html.progress("Waiting for the device…"))
             shown = False
             for event in guarded(self._of_a_run(kind, continuations, visit, chosen, stop)):
                 if event["e"] == "progress":
-                    yield _frame(progress_html(event["text"], event["done"], event["total"]))
+                    yield html.frame(html.progress(event["text"], event["done"], event["total"]))
                 elif event["e"] in ("status", "error"):
                     kind_shown = "error" if event["e"] == "error" else event["kind"]
-                    yield _frame(sentence_html(event["text"], kind_shown))
+                    yield html.frame(html.sentence(event["text"], kind_shown))
                     shown = event["e"] == "error" or event["kind"] == "idle"
                 elif event["e"] == "result":
-                    yield _frame(event["html"])
+                    yield html.frame(event["html"])
                     shown = True
             if not shown:
-                yield _frame(sentence_html("Stopped before anything could be compared.", "idle"))
+                yield html.frame(html.sentence("Stopped before anything could be compared.", "idle"))
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's checks; what was sampled so far is compared."""
@@ -310,10 +306,6 @@ class Explain:
                     yield {"status": event["text"], "result": None}
                 if event["e"] == "result":
                     yield {"status": "done", "result": event["found"].to_dict()}
-
-
-def _frame(body: str) -> str:
-    return f'<div class="explain">{body}</div>'
 
 
 def _told(items: Iterator[Any], what: str, html: Callable[[Any], str]) -> Iterator[Event]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from html import escape
 
+from app.explain.html import html
 from app.playground.race import TIE
-from app.tokens.markup import chip, paragraph, plural, quoted, table
-from core.explaining.lossless import Cell, GreedyCheck, LawCheck
+from app.tokens.markup import plural, quoted
+from core.explaining.lossless import GreedyCheck, LawCheck
 
 SUSPICIOUS, WRONG = 0.01, 1e-4
 """p-values below which the page asks to look again, and says that the law is not the target's."""
@@ -19,11 +19,8 @@ Texts = Callable[[Sequence[int]], list[str]]
 def law_html(found: LawCheck, texts: Texts, broken: bool) -> str:
     """The result of a sampling check. `texts` names tokens by their ids."""
     kind, title = _verdict(found, broken)
-    return (
-        f'<div class="result" data-kind="{kind}"><h3>{title}</h3>'
-        + f'<div class="halves"><div>{paragraph(_p_in_words(found.p_value))}{paragraph(_how(found))}'
-        + f"{paragraph(_caveats(found), 'note')}</div><div>{_cells(found, texts)}</div></div></div>"
-    )
+    p, left = found.p_value, len(found.cells) - SHOWN_CELLS
+    return html.law(kind, title, _often(p), _figure(p), _how(found), _caveats(found), _cells(found, texts), left)
 
 
 def _verdict(found: LawCheck, broken: bool) -> tuple[str, str]:
@@ -43,20 +40,17 @@ def _verdict(found: LawCheck, broken: bool) -> tuple[str, str]:
     return "fine", f"No sign of a wrong rule: {count} show no difference from the target's own law."
 
 
-def _p_in_words(p: float) -> str:
-    where = f"in {p:.0%} of such checks" if p >= 0.095 else f"in {p:.1%} of such checks"
+def _often(p: float) -> str:
+    if p <= 1e-300:
+        return "in practically no such check"
     if p < 0.00095:
-        where = f"once in {_round(1 / p)} such checks" if p > 1e-300 else "in practically no such check"
-    return (
-        f"If the law were equal, a deviation this large or larger would be seen <b>{where}</b> (p = {_figure(p)}). "
-        "The smaller this number, the harder it is to believe that the law is equal; a large one is what an equal law "
-        "gives, most of the time."
-    )
+        return html.once(_round(1 / p))
+    return f"in {p:.0%} of such checks" if p >= 0.095 else f"in {p:.1%} of such checks"
 
 
 def _round(value: float) -> str:
     if value >= 1e9:
-        return f"10<sup>{math.floor(math.log10(value))}</sup>"
+        return html.power(math.floor(math.log10(value)))
     digits = 10 ** (len(str(int(value))) - 1)
     return f"{int(value) // digits * digits:,}"
 
@@ -75,7 +69,7 @@ def _how(found: LawCheck) -> str:
     )
 
 
-def _cells(found: LawCheck, texts: Texts) -> str:
+def _cells(found: LawCheck, texts: Texts) -> list[list[str]]:
     """Expected and observed counts of the likeliest kinds."""
     most = max(max(c.expected, c.observed) for c in found.cells)
     rows = []
@@ -83,22 +77,10 @@ def _cells(found: LawCheck, texts: Texts) -> str:
         spread = (cell.observed - cell.expected) / math.sqrt(
             cell.expected * (1 - cell.expected / (found.n + 1e-9)) + 1e-9
         )
-        bars = (
-            f'<span class="count"><i style="width:{100 * cell.expected / most:.1f}%"></i>'
-            f'<i class="seen" style="width:{100 * cell.observed / most:.1f}%"></i></span>'
-        )
-        rows.append([_kind(cell, texts), f"{cell.expected:.1f}", f"{cell.observed:,}", f"{spread:+.1f}", bars])
-    left = len(found.cells) - SHOWN_CELLS
-    more = paragraph(f"and {plural(left, 'rarer kind')}, all in the sum.", "note") if left > 0 else ""
-    heads = ["continuation", "expected", "seen", "σ apart", "expected over seen"]
-    return table(heads, rows, "cells", "Expected and seen") + more
-
-
-def _kind(cell: Cell, texts: Texts) -> str:
-    if not cell.ids:
-        return '<span class="soft">all others</span>'
-    names = "".join(chip(text) for text in texts(cell.ids))
-    return names if len(cell.ids) == 2 else f'{names} <span class="soft nowrap">+ any other</span>'
+        kind = html.continuation(texts(cell.ids) if cell.ids else [], len(cell.ids) == 2)
+        bars = html.counts(100 * cell.expected / most, 100 * cell.observed / most)
+        rows.append([kind, f"{cell.expected:.1f}", f"{cell.observed:,}", f"{spread:+.1f}", bars])
+    return rows
 
 
 def _caveats(found: LawCheck) -> str:
@@ -117,33 +99,26 @@ def _caveats(found: LawCheck) -> str:
 def greedy_html(found: GreedyCheck, prompts: Sequence[str]) -> str:
     """The result of a greedy check."""
     if not found.texts:
-        return '<div class="result" data-kind="open"><h3>Stopped before the first text was done.</h3></div>'
+        return html.greedy("open", "Stopped before the first text was done.", [], "")
     kind, title = _greedy_verdict(found)
     rows = [
         [
-            escape(quoted(prompts[number].strip())),
+            quoted(prompts[number].strip()),
             f"{d.position + 1:,}",
-            chip(d.first_text),
-            chip(d.second_text),
+            html.chip(d.first_text),
+            html.chip(d.second_text),
             "–" if d.logit_gap is None else f"{d.logit_gap:.3g}",
         ]
         for number, d in found.divergences
     ]
-    heads = ["text", "differs at token", "plain", "speculative", "logits apart"]
     told = (
-        paragraph(
-            "The last column is the distance between the target's two best logits at that token. Near zero the two "
-            "passes rounded a tie differently: a pass over several tokens adds its numbers in another order than one "
-            "over a single token. A wrong rule would part anywhere, at distances of any size."
-        )
+        "The last column is the distance between the target's two best logits at that token. Near zero the two passes "
+        "rounded a tie differently: a pass over several tokens adds its numbers in another order than one over a "
+        "single token. A wrong rule would part anywhere, at distances of any size."
         if rows
-        else paragraph("The same tokens came out with and without drafts, one by one.")
+        else "The same tokens came out with and without drafts, one by one."
     )
-    return (
-        f'<div class="result" data-kind="{kind}"><h3>{title}</h3>'
-        + (table(heads, rows, "cells", "First differences") if rows else "")
-        + f"{told}</div>"
-    )
+    return html.greedy(kind, title, rows, told)
 
 
 def _greedy_verdict(found: GreedyCheck) -> tuple[str, str]:
@@ -160,13 +135,3 @@ def _greedy_verdict(found: GreedyCheck) -> tuple[str, str]:
     other = found.texts - found.identical - ties
     where = f"{other:,} of {plural(found.texts, 'text')} {'parts' if other == 1 else 'part'}"
     return "open", f"Look again: rounding alone may not explain where {where}."
-
-
-def progress_html(text: str, done: int = 0, total: int = 0) -> str:
-    share = f' max="{total}" value="{done}"' if total else ""
-    bar = f'<progress aria-label="progress"{share}></progress>'
-    return f'<div class="result" data-kind="running">{bar}<p role="status">{escape(text)}</p></div>'
-
-
-def sentence_html(text: str, kind: str = "error") -> str:
-    return f'<div class="result" data-kind="{kind}"><p role="status">{escape(text)}</p></div>'

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
-from app.tokens.markup import milliseconds, paragraph, plural, question, size, table
+from markupsafe import Markup
+
+from app.explain.html import html
+from app.tokens.markup import milliseconds, plural, size
 from core.drafting.methods import METHODS
 from core.explaining.traffic import (
     Costs,
@@ -37,8 +39,8 @@ def costs_html(run: Run, plain: Run | None, load: dict[str, Any] | None = None, 
     pays = _pays(run, plain, costs)
     sections = [_yield(run), _why_faster(run, plain, costs, pays)]
     if costs:
-        sections.append(_when_not(run, plain, costs, pays, _measured_batches(load) + (MEASURE if servers else "")))
-    return "".join(sections)
+        sections.append(_when_not(run, plain, costs, pays, load, servers))
+    return Markup().join(sections)
 
 
 def _pays(run: Run, plain: Run | None, costs: Costs | None) -> bool | None:
@@ -63,7 +65,7 @@ def _yield(run: Run) -> str:
     by_position = metrics.accepted_by_position
     rows = [
         ["the formula, α = " + f"{alpha:.3f}", f"{predicted:.2f}"],
-        ["what happened", f"<b>{metrics.tokens_per_round:.2f}</b>"],
+        ["what happened", html.bold(f"{metrics.tokens_per_round:.2f}")],
     ]
     tree = METHODS[run.settings.method].tree
     said = (
@@ -73,23 +75,14 @@ def _yield(run: Run) -> str:
     )
     reached = ", ".join(f"{share:.0%}" for share in by_position[:8])
     deep = "one draft was" if len(by_position) == 1 else "1, 2 … drafts were"
-    return question(
-        "yield",
-        "What does a round yield?",
-        f"{metrics.tokens_per_round:.2f} tokens; the formula for chains says {predicted:.2f}.",
-        paragraph(
-            f"In {plural(metrics.rounds, 'round')} with drafts of {drafted}, {alpha:.1%} of the judged drafts "
-            "were accepted: that is α. If each draft were accepted with this chance, whatever came before, a round "
-            "of draft length γ would yield"
-        )
-        + '<p class="formula">1 + α + α² + … + α<sup>γ</sup> = (1 − α<sup>γ+1</sup>) / (1 − α)</p>'
-        + table(["tokens per round", "mean of all rounds"], rows, "small", "Tokens per round")
-        + paragraph(said)
-        + paragraph(
-            f"Of the rounds that drafted so deep, the share in which at least {deep} accepted: {reached}.",
-            "note",
-        ),
+    about = (
+        f"In {plural(metrics.rounds, 'round')} with drafts of {drafted}, {alpha:.1%} of the judged drafts were "
+        "accepted: that is α. If each draft were accepted with this chance, whatever came before, a round of draft "
+        "length γ would yield"
     )
+    shares = f"Of the rounds that drafted so deep, the share in which at least {deep} accepted: {reached}."
+    answer = f"{metrics.tokens_per_round:.2f} tokens; the formula for chains says {predicted:.2f}."
+    return html.yields(answer, about, rows, said, shares)
 
 
 def _apart(predicted: float, happened: float) -> str:
@@ -105,33 +98,26 @@ def _apart(predicted: float, happened: float) -> str:
 
 def _why_faster(run: Run, plain: Run | None, costs: Costs | None, pays: bool | None) -> str:
     title = {True: "faster", False: "not faster", None: "about as fast as plain decoding"}[pays]
-    parts: list[str] = []
     answer = f"A token takes {milliseconds(costs.speculative)}, plain {milliseconds(costs.plain)}." if costs else ""
     found, base = run_traffic(run), run_traffic(plain) if plain else None
+    shared = _what_is_shared(run, with_bytes=found is not None)
     if found is None:
-        parts.append(paragraph("The document of this run does not tell how many bytes its passes read.", "note"))
-    else:
-        parts.append(
-            paragraph(
-                "A pass reads every weight of a model once, whether it is fed one token or five. So what counts is how "
-                "many passes it takes, and what the drafts add."
-            )
-        )
-        parts.append(_traffic_table(found, base))
-        parts.append(paragraph(_traffic_reading(found, base, costs)))
-        parts.append(paragraph(describe_bandwidth(plain, base) if plain and base else describe_bandwidth(run, found)))
-    parts.append(_what_is_shared(run, with_bytes=found is not None))
-    return question("traffic", f"Why is this {title} on your machine?", answer, "".join(parts))
+        return html.traffic(title, answer, None, [], shared)
+    bandwidth = describe_bandwidth(plain, base) if plain and base else describe_bandwidth(run, found)
+    reading = [_traffic_reading(found, base, costs), bandwidth]
+    return html.traffic(title, answer, _traffic_table(found, base), reading, shared)
 
 
-def _traffic_table(found: Traffic, base: Traffic | None) -> str:
+def _traffic_table(found: Traffic, base: Traffic | None) -> list[list[str]]:
+    """Its head, and its rows."""
+
     def column(traffic: Traffic) -> list[str]:
         n = traffic.tokens or 1
         return [
             size(traffic.target_weights / n),
             size(traffic.draft_weights / n) if traffic.draft_weights else "0",
             size(traffic.cache / n),
-            f"<b>{size(traffic.per_token)}</b>",
+            html.bold(size(traffic.per_token)),
             milliseconds(traffic.seconds / n),
             f"{traffic.bandwidth / 1e9:.1f} GB/s",
         ]
@@ -146,7 +132,7 @@ def _traffic_table(found: Traffic, base: Traffic | None) -> str:
     ]
     columns = [column(found), *([column(base)] if base else [])]
     heads = ["for every token written", "speculative", *(["plain"] if base else [])]
-    return table(heads, [list(row) for row in zip(names, *columns)], "small", "Bytes read for every token")
+    return [heads, *(list(row) for row in zip(names, *columns))]
 
 
 def _traffic_reading(found: Traffic, base: Traffic | None, costs: Costs | None) -> str:
@@ -171,41 +157,38 @@ def _what_is_shared(run: Run, with_bytes: bool) -> str:
         return ""
     last = max(costs.seconds)
     share = fixed_share(costs)
-    return paragraph(
+    return (
         f"Measured on this target: a pass over one token takes {milliseconds(costs(1))}, over {last} tokens "
         f"{milliseconds(costs(last))}. So {share:.0%} of the pass is paid once, however many tokens ride along: "
         "reading weights, and on small models starting each operation. Only the rest, arithmetic, grows with the "
-        "tokens." + (" The bandwidth is what the times imply if reading were all there is." if with_bytes else ""),
-        "note",
+        "tokens." + (" The bandwidth is what the times imply if reading were all there is." if with_bytes else "")
     )
 
 
 # When it would not be
 
 
-def _when_not(run: Run, plain: Run | None, costs: Costs, pays: bool | None, on_servers: str) -> str:
+def _when_not(
+    run: Run, plain: Run | None, costs: Costs, pays: bool | None, load: dict[str, Any] | None, servers: bool
+) -> str:
     findings = [
         _short_output(run, plain, costs),
         _mismatch(run, costs),
         _climbing(run, costs),
-        _batches(run, costs, on_servers),
+        _batches(run, costs, load, servers),
     ]
-    items = "".join(_finding(*finding) for finding in findings)
     source = "the plain run beside it" if costs.plain_measured else "the cost table, for want of a plain run beside it"
     here = [condition.lower() for holds, condition, _ in findings if holds]
-    return question(
-        "limits",
+    return html.limits(
         "When would it not be?" if pays else "What may stand in the way?",
         f"Here: {', '.join(here)}." if here else "None of four known reasons holds here.",
-        paragraph(f"Decided from this run, these models and this machine; a plain token is timed by {source}.")
-        + f"<dl>{items}</dl>",
+        f"Decided from this run, these models and this machine; a plain token is timed by {source}.",
+        [(*HOLDS[holds], condition, numbers) for holds, condition, numbers in findings],
     )
 
 
-def _finding(holds: bool | None, condition: str, numbers: str) -> str:
-    verdict = {True: "yes, here", False: "not here", None: "not known"}[holds]
-    kind = {True: "bites", False: "fine", None: "open"}[holds]
-    return f'<div class="{kind}"><dt>{condition} <b>{verdict}</b></dt><dd>{numbers}</dd></div>'
+HOLDS = {True: ("bites", "yes, here"), False: ("fine", "not here"), None: ("open", "not known")}
+"""How a finding is coloured, and its verdict."""
 
 
 def _short_output(run: Run, plain: Run | None, costs: Costs) -> Finding:
@@ -261,25 +244,20 @@ def _climbing(run: Run, costs: Costs) -> Finding:
     return checking >= costs.tokens, name, numbers
 
 
-MEASURE = ' <a href="#many-readers" data-open="many-readers">Measure it on running servers, in Compare.</a>'
-
-
-def _measured_batches(load: dict[str, Any] | None) -> str:
-    """What running servers gave where many read at once; empty where two were not measured."""
+def _on_servers(text: str, load: dict[str, Any] | None, servers: bool) -> str:
+    """With what running servers gave where many read at once, if two were measured, and where to measure."""
     if not load or not load["gains"]:
-        return ""
-    names = [f"{escape(server['engine'])} {escape(server['version'] or '')}".strip() for server in load["servers"]]
-    drafting = names[load["gains"][0]["speculative"]]
+        return html.batches(text, "", "", "", servers)
+    names = [f"{server['engine']} {server['version'] or ''}".strip() for server in load["servers"]]
     points = ", ".join(f"{gain['readers']} → {gain['ratio']:.2f}×" for gain in load["gains"])
-    found = f" <b>Measured on your servers</b> ({drafting}): {escape(load['crossing'])}"
-    return f"{found} Speed-up by readers at once: {points}."
+    return html.batches(text, names[load["gains"][0]["speculative"]], load["crossing"], points, servers)
 
 
-def _batches(run: Run, costs: Costs, on_servers: str) -> Finding:
+def _batches(run: Run, costs: Costs, load: dict[str, Any] | None, servers: bool) -> Finding:
     name = "Many texts at once"
     speed_ups, measured = batch_speed_ups(run, costs), cost_table(run, "target")
     if not speed_ups or not measured:
-        return None, name, "The cost of larger passes was not measured." + on_servers
+        return None, name, _on_servers("The cost of larger passes was not measured.", load, servers)
     lost = batch_limit(speed_ups)
     points = ", ".join(f"{batch} → {speed_up:.2f}×" for batch, speed_up in speed_ups if batch in (1, 4, 16, 64, 256))
     tail = (
@@ -289,10 +267,10 @@ def _batches(run: Run, costs: Costs, on_servers: str) -> Finding:
         if lost
         else f"Up to {speed_ups[-1][0]} texts it would still win"
     )
-    return (
-        lost is not None,
-        name if lost in (None, 1) else f"From about {lost} texts at once",
+    numbers = (
         "This page decodes one text at a time. In a batch, plain decoding shares the reading of weights already. "
         f"{tail}; predicted speed-up by texts at once: {points}. Passes over more than {max(measured.seconds)} tokens "
-        "are not measured for this but continued in a straight line." + on_servers,
+        "are not measured for this but continued in a straight line."
     )
+    name = name if lost in (None, 1) else f"From about {lost} texts at once"
+    return lost is not None, name, _on_servers(numbers, load, servers)

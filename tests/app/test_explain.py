@@ -11,10 +11,11 @@ from fakes import ENVIRONMENT, FakeEngine
 from app.explain import Explain
 from app.explain.check import greedy_html, law_html
 from app.explain.costs import costs_html
+from app.explain.html import html as pieces
 from app.explain.steps import interesting_round, walk
 from app.serving.device import Device
 from app.serving.visit import Visit
-from app.tokens.markup import chip, probability, quoted, shape, size
+from app.tokens.markup import probability, quoted, shape, size
 from core.costs.rounds import expected_tokens
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
@@ -78,7 +79,7 @@ def test_the_shapes_are_those_of_the_round():
 
 def test_the_mask_lights_what_each_row_sees():
     html = walk(sampled_run(), 0)
-    rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", html[html.index('class="mask') :])[:4]
+    rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", html[html.index('class="mask') :], re.DOTALL)[:4]
     assert [row.count(">sees<") for row in rows] == [1, 2, 3, 4]
     assert [row.count(">hidden<") for row in rows] == [3, 2, 1, 0]
     assert "sees all 2" in rows[0]
@@ -87,7 +88,7 @@ def test_the_mask_lights_what_each_row_sees():
 
 def test_the_caches_before_and_after():
     html = walk(sampled_run(), 0)
-    target, draft = (words(part) for part in re.findall(r'<table class="cache">.*?</table>', html))
+    target, draft = (words(part) for part in re.findall(r'<table class="cache">.*?</table>', html, re.DOTALL))
     assert re.findall(r"\d+", target) == ["2", "6", "4"]
     assert re.findall(r"\d+", draft) == ["2", "5", "4"]
 
@@ -210,10 +211,10 @@ def test_greedy_results_in_words():
 
 def test_small_markup():
     assert quoted(" a\n\x07") == "·a⏎␇"
-    assert chip("<b>", "accepted") == '<code class="tok" data-outcome="accepted">&lt;b&gt;</code>'
+    assert pieces.chip("<b>", "accepted") == '<code class="tok" data-outcome="accepted">&lt;b&gt;</code>'
     assert (shape((3,)), shape((1, 4096))) == ("(3,)", "(1, 4,096)")
     assert (size(512), size(16_500_000), size(2.4e9)) == ("512 bytes", "16.5 MB", "2.4 GB")
-    assert (probability(0.0001), probability(1), probability(0.25)) == ("&lt; 0.001", "1", "0.250")
+    assert (probability(0.0001), probability(1), probability(0.25)) == ("< 0.001", "1", "0.250")
 
 
 @pytest.fixture

@@ -372,7 +372,7 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
         others = [each for each in comparison.contenders if each.number in level]
         text = f"Lane {best['lane']}, {best['name']}, and {numbered(others).lower()} are about as fast: {speed}"
         on = "one prompt does" if best["prompts"] == 1 else f"{best['prompts']} prompts do"
-        text += f"; {on} not separate them"
+        text += f"; {on} not separate them" + (f". Lane {best['lane']} is faster than plain" if best["faster"] else "")
     else:
         text = f"Lane {best['lane']}, {best['name']}, is {which}: {speed}"
     gain = "" if level and not best["faster"] and best["method"] != "plain" else _over_plain(best)

@@ -122,7 +122,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             with gr.Tab("Compare", id="compare"):
                 comparison.build(controls, visit, tabs)
             with gr.Tab("Tune", id="tune"):
-                tune.build(controls, tabs)
+                tune.build(controls, tabs, visit)
             with gr.Tab("Train", id="train") as tab:
                 Train(engine, device, public).build(controls, tabs, tab, page)
             with gr.Tab("Explain", id="explain") as tab:

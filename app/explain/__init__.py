@@ -144,7 +144,7 @@ class Explain:
         if visit.load is None:
             return gr.skip()
         try:
-            return html.frame(costs_html(*_find(visit, chosen), visit.load, self.servers))
+            return html.frame(costs_html(*_find(visit, chosen), visit.load, self.servers, visit.many))
         except UserError as error:
             return html.frame(html.sentence(str(error)))
 
@@ -159,7 +159,7 @@ class Explain:
             return (
                 slider,
                 html.frame(walk(run, index)),
-                html.frame(costs_html(run, plain, visit.load, self.servers)),
+                html.frame(costs_html(run, plain, visit.load, self.servers, visit.many)),
                 kind,
             )
         except Exception as error:

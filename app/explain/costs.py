@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
@@ -23,6 +24,7 @@ from core.explaining.traffic import (
     measure,
     run_traffic,
 )
+from core.measuring.batches import describe_all, measured_of
 from core.measuring.deciding import speedup_range
 from core.records import Run, summarise
 
@@ -30,16 +32,23 @@ Finding = tuple[bool | None, str, str]
 """Whether it holds here (None: cannot be told), the condition, and the numbers that decide it."""
 
 
-def costs_html(run: Run, plain: Run | None, load: dict[str, Any] | None = None, servers: bool = False) -> str:
+def costs_html(
+    run: Run,
+    plain: Run | None,
+    load: dict[str, Any] | None = None,
+    servers: bool = False,
+    many: dict[str, Any] | None = None,
+) -> str:
     """The sections below the walk; nothing where the run drafted nothing. `load` is what Compare measured on running
-    servers (`core.servers.load_document`); `servers`: whether it can be measured here."""
+    servers (`core.servers.load_document`); `servers`: whether it can be measured here; `many` what Tune measured
+    of many texts at once (`core.measuring.batches`)."""
     if not any(r.drafted for r in run.rounds):
         return ""
     costs = measure(run, plain)
     pays = _pays(run, plain, costs)
     sections = [_yield(run), _why_faster(run, plain, costs, pays)]
     if costs:
-        sections.append(_when_not(run, plain, costs, pays, load, servers))
+        sections.append(_when_not(run, plain, costs, pays, load, servers, many))
     return Markup().join(sections)
 
 
@@ -169,13 +178,19 @@ def _what_is_shared(run: Run, with_bytes: bool) -> str:
 
 
 def _when_not(
-    run: Run, plain: Run | None, costs: Costs, pays: bool | None, load: dict[str, Any] | None, servers: bool
+    run: Run,
+    plain: Run | None,
+    costs: Costs,
+    pays: bool | None,
+    load: dict[str, Any] | None,
+    servers: bool,
+    many: dict[str, Any] | None,
 ) -> str:
     findings = [
         _short_output(run, plain, costs),
         _mismatch(run, costs),
         _climbing(run, costs),
-        _batches(run, costs, load, servers),
+        _batches(run, costs, load, servers, many),
     ]
     source = "the plain run beside it" if costs.plain_measured else "the cost table, for want of a plain run beside it"
     here = [condition.lower() for holds, condition, _ in findings if holds]
@@ -244,20 +259,27 @@ def _climbing(run: Run, costs: Costs) -> Finding:
     return checking >= costs.tokens, name, numbers
 
 
-def _on_servers(text: str, load: dict[str, Any] | None, servers: bool) -> str:
-    """With what running servers gave where many read at once, if two were measured, and where to measure."""
+def _on_servers(text: str, load: dict[str, Any] | None, servers: bool, here: bool = False) -> str:
+    """With what running servers gave where many read at once, if two were measured, and where to measure; `here`: also
+    in Tune."""
     if not load or not load["gains"]:
-        return html.batches(text, "", "", "", servers)
+        return html.batches(text, "", "", "", servers, here)
     names = [f"{server['engine']} {server['version'] or ''}".strip() for server in load["servers"]]
     points = ", ".join(f"{gain['readers']} → {gain['ratio']:.2f}×" for gain in load["gains"])
-    return html.batches(text, names[load["gains"][0]["speculative"]], load["crossing"], points, servers)
+    return html.batches(text, names[load["gains"][0]["speculative"]], load["crossing"], points, servers, here)
 
 
-def _batches(run: Run, costs: Costs, load: dict[str, Any] | None, servers: bool) -> Finding:
+def _batches(
+    run: Run, costs: Costs, load: dict[str, Any] | None, servers: bool, many: dict[str, Any] | None
+) -> Finding:
     name = "Many texts at once"
+    if many and measured_of(many, run.environment, asdict(run.settings)):
+        lost = min((each for each in many["loses_from"].values() if each), default=None)
+        here = lost is not None, f"From {lost} texts at once" if lost and lost > 1 else name
+        return *here, _on_servers(describe_all(many), load, servers)
     speed_ups, measured = batch_speed_ups(run, costs), cost_table(run, "target")
     if not speed_ups or not measured:
-        return None, name, _on_servers("The cost of larger passes was not measured.", load, servers)
+        return None, name, _on_servers("The cost of larger passes was not measured.", load, servers, here=True)
     lost = batch_limit(speed_ups)
     points = ", ".join(f"{batch} → {speed_up:.2f}×" for batch, speed_up in speed_ups if batch in (1, 4, 16, 64, 256))
     tail = (
@@ -268,9 +290,9 @@ def _batches(run: Run, costs: Costs, load: dict[str, Any] | None, servers: bool)
         else f"Up to {speed_ups[-1][0]} texts it would still win"
     )
     numbers = (
-        "This page decodes one text at a time. In a batch, plain decoding shares the reading of weights already. "
+        "In a batch, plain decoding shares the reading of weights already. "
         f"{tail}; predicted speed-up by texts at once: {points}. Passes over more than {max(measured.seconds)} tokens "
         "are not measured for this but continued in a straight line."
     )
     name = name if lost in (None, 1) else f"From about {lost} texts at once"
-    return lost is not None, name, _on_servers(numbers, load, servers)
+    return lost is not None, name, _on_servers(numbers, load, servers, here=True)

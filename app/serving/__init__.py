@@ -293,6 +293,20 @@ class Engine:
 
         return sweep(pair, prompts, settings, lengths, temperatures, repeats, stop)
 
+    def batches(
+        self,
+        pair: Any,
+        prompts: Sequence[Prompt],
+        variants: dict[str, Settings],
+        sizes: Sequence[int],
+        repeats: int,
+        stop: Stop,
+    ) -> Generator[Any, None, dict[str, Any]]:
+        """The same of many texts at once."""
+        from core.measuring.batches import batches
+
+        return batches(pair, prompts, variants, sizes, repeats, stop)
+
     def kept_head(self, settings: Settings) -> tuple[Kept | None, Path]:
         """The head for the target of these settings that was last trained on this machine, and where the next would
         be."""

@@ -79,6 +79,8 @@ class Visit:
     count: int = 0
     shown: int = 0
     """The number of the entry that the Playground shows."""
+    many: dict[str, Any] | None = None
+    """The newest measurement of many texts at once (`core.measuring.batches`): a row a number of texts and method."""
 
     @property
     def load(self) -> dict[str, Any] | None:

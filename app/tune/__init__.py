@@ -23,6 +23,7 @@ from app.serving.turns import Event, Stop, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.tune.example import example_html
 from app.tune.fastest import keep
+from app.tune.many_texts import ManyTexts
 from app.tune.results import Results, best_settings, fastest_settings
 from core.drafting.methods import METHODS
 from core.errors import UserError
@@ -148,12 +149,9 @@ class Tune:
         stop: Stop,
     ) -> Iterator[Event]:
         """Statuses, progress and at last the document of a sweep."""
-        controls = controls | {"max_new_tokens": tokens}
-        settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
-        self.engine.admit(settings)
+        settings, prompts = self._planned(kinds, tokens, own, controls)
         lengths = [int(n) for n in _numbers("A draft length", lengths, whole=True)]
         temperatures = _numbers("A temperature", temperatures)
-        prompts = self._chosen(kinds, own)
         (repeats,) = _numbers("Repeats", [repeats], whole=True)
         if not 1 <= repeats <= MOST_REPEATS:
             raise UserError(f"Repeats must be between 1 and {MOST_REPEATS}.")
@@ -176,6 +174,17 @@ class Tune:
                 yield {"e": "progress", "done": step.done, "total": step.total, "text": str(step)}
 
         yield from with_pair(self.device, self.engine, settings, stop, work)
+
+    def _planned(self, kinds: Any, tokens: Any, own: Any, controls: dict[str, Any]) -> tuple[Settings, list[Prompt]]:
+        """What is measured, and on which prompts."""
+        controls = controls | {"max_new_tokens": tokens}
+        settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
+        self.engine.admit(settings)
+        return settings, self._chosen(kinds, own)
+
+    def _of_many(self, kinds: Any, tokens: Any, own: Any, *values: Any) -> tuple[Settings, list[Prompt]]:
+        """The same by the page's values."""
+        return self._planned(kinds, tokens, own, dict(zip(CONTROLS, values)))
 
     def _chosen(self, kinds: Any, own: Any) -> list[Prompt]:
         """The bundled prompts of these kinds, and a person's own."""
@@ -222,7 +231,7 @@ class Tune:
             return None
         return self.engine.environment(pair)["target"].get("costs")
 
-    def build(self, controls: dict[str, Any], tabs: gr.Tabs) -> None:
+    def build(self, controls: dict[str, Any], tabs: gr.Tabs, visit: gr.State) -> None:
         """Lay out the tab and wire its buttons; `tabs` lead to the Playground."""
         sidebar = [controls[name] for name in CONTROLS]
         plan, run, stop = self._choices()
@@ -245,12 +254,16 @@ class Tune:
         document = gr.JSON(label="Sweep document", visible=False)
         measured = gr.State([])
         results = Results()
+        _, _, kinds, tokens, _, own = plan
+        many = ManyTexts(self.engine, self.device, self._of_many, self.budget).build(
+            visit, [kinds, tokens, own, *sidebar]
+        )
         ended = stoppable(run, stop, self.run, [*plan, *sidebar], [status, document], self.stop)
         kept = ended.then(keep, [measured, document], measured, **PRIVATE)
-        kept.then(results.show, [document, measured], [empty, *results.outputs], **PRIVATE)
+        kept.then(results.show, [document, measured, visit], [empty, *results.outputs], **PRIVATE)
         changes = [control.change for control in (*plan, controls["method"], controls["precision"])]
         gr.on(changes, self.forecast, [*plan, *sidebar], status, **QUIET)
-        results.connect(document, measured)
+        results.connect(document, measured, visit, many)
         results.switch.click(
             fastest_settings,
             [document, results.temperature, measured],

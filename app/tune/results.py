@@ -11,12 +11,15 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.events import Dependency
 
-from app.insides import NEWEST, QUIET, html_block
+from app.insides import NEWEST, PRIVATE, QUIET, html_block
+from app.serving.visit import Visit
 from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_bars, add_line, figure
 from app.tune.fastest import Fastest, describe_fastest, fastest
 from app.tune.production import VERSIONS, Deployment, Recipe, placeholders, recipes
 from core.drafting.methods import MTP
+from core.measuring.batches import describe_all, measured_of
 from core.measuring.report import (
     always_faster,
     basis_at,
@@ -69,7 +72,7 @@ class Results:
     def _details(self) -> list[Any]:
         return [self.recommendation, self.switch, self.use, *self.plots, *self.readings, self.hint, *self.commands]
 
-    def show(self, document: Document | None, measured: list[Fastest]) -> list[Any]:
+    def show(self, document: Document | None, measured: list[Fastest], visit: Visit) -> list[Any]:
         """Put the results in place of the empty state; without any, all stays as it is. `measured` is what this visit
         measured before, in whatever precision."""
         if not document or not document["points"]:
@@ -78,11 +81,12 @@ class Results:
         chosen = document["settings"]["temperature"]
         chosen = chosen if chosen in temperatures else temperatures[0]
         choices = gr.update(choices=[(f"{t:g}", t) for t in temperatures], value=chosen)
-        return [gr.update(visible=False), gr.update(visible=True), choices, *details(document, chosen, measured)]
+        return [gr.update(visible=False), gr.update(visible=True), choices, *details(document, chosen, measured, visit)]
 
-    def connect(self, document: gr.JSON, measured: gr.State) -> None:
-        """Choosing a temperature, downloading the document, copying a command."""
-        inputs = [document, self.temperature, measured]
+    def connect(self, document: gr.JSON, measured: gr.State, visit: gr.State, many: Dependency) -> None:
+        """Choosing a temperature, downloading the document, copying a command; `many`: when they were measured."""
+        inputs = [document, self.temperature, measured, visit]
+        many.then(details, inputs, self._details(), **PRIVATE)
         self.temperature.input(details, inputs, self._details(), **NEWEST)
         self.download.click(None, document, None, js=_DOWNLOAD, **QUIET)
 
@@ -107,7 +111,12 @@ def command(elem_id: str) -> gr.HTML:
     return place
 
 
-def details(document: Document | None, temperature: float | None, measured: Sequence[Fastest] = ()) -> list[Any]:
+def details(
+    document: Document | None,
+    temperature: float | None,
+    measured: Sequence[Fastest] = (),
+    visit: Visit | None = None,
+) -> list[Any]:
     """Recommendation, charts, readings and commands at one temperature."""
     if not document or temperature is None:
         return [gr.skip()] * (4 + 2 * len(QUESTIONS) + len(ENGINES))
@@ -115,8 +124,9 @@ def details(document: Document | None, temperature: float | None, measured: Sequ
     other = best is not None and best.asked != document["settings"]["precision"]
     deployment = _deployment(document, temperature)
     made = recipes(deployment) if deployment else []
+    many = _measured_together(document, visit)
     return [
-        _recommendation(document, temperature, describe_fastest(document, best, measured)),
+        _recommendation(document, temperature, describe_fastest(document, best, measured), many),
         gr.update(visible=other, value=f"Switch to {best.precision}" if best else ""),
         gr.update(interactive=(_best(document, temperature) or {}).get("recommended") is not None),
         speedup_by_length(document, temperature),
@@ -128,7 +138,7 @@ def details(document: Document | None, temperature: float | None, measured: Sequ
         ),
         _paragraph(describe_document_costs(document)),
         _paragraph(describe_positions(document, temperature)),
-        _paragraph(_hint(deployment)),
+        _paragraph(f"{_hint(deployment)} {many}".strip()),
         *(command_html(recipe) for recipe in made or [Recipe(engine, "") for engine in ENGINES]),
     ]
 
@@ -178,8 +188,15 @@ def fastest_settings(document: Document | None, temperature: float | None, measu
     return [best.asked, best.method, length, temperature, gr.Tabs(selected="playground")]
 
 
-def _recommendation(document: Document, temperature: float, of_all: str) -> str:
-    """The verdict: tokens per second first, then what that is of plain decoding, and where it holds."""
+def _measured_together(document: Document, visit: Visit | None) -> str:
+    """What many texts at once were measured to gain, of the same target and method; empty where they were not."""
+    found = visit.many if visit else None
+    return describe_all(found) if found and measured_of(found, document["environment"], document["settings"]) else ""
+
+
+def _recommendation(document: Document, temperature: float, of_all: str, many: str) -> str:
+    """The verdict: tokens per second first, then what that is of plain decoding, and where it holds; with `many` texts
+    at once as measured, else as foretold."""
     best = _best(document, temperature)
     if best is None:
         return ""
@@ -194,8 +211,12 @@ def _recommendation(document: Document, temperature: float, of_all: str) -> str:
         title = "Recommended"
         head = f"Draft length {recommended}, {point['tokens_per_second']['median']:.0f} tokens/s"
         gain = f"{point['ratio_to_plain']['median']:.2f}× plain ({between(point)})"
-    described = (describe_alternative, describe_batches, describe_latency)
-    said = [*(describe(document, temperature) for describe in described), of_all]
+    said = [
+        describe_alternative(document, temperature),
+        many or describe_batches(document, temperature),
+        describe_latency(document, temperature),
+        of_all,
+    ]
     return (
         f"<p>{title} at temperature {temperature:g}, on these prompts and this machine</p>"
         f"<p class='tune-head'>{head}{f' <small>{gain}</small>' if gain else ''}</p>"

@@ -14,7 +14,7 @@ document.addEventListener("click", (event) => {
   const id = event.target.closest?.(".explain [data-open]")?.dataset.open;
   if (!id) return;
   event.preventDefault();
-  openTab("compare");
+  openTab(id === "many-texts" ? "tune" : "compare");
   openAccordion(id);
 });
 

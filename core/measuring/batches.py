@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
+from statistics import fmean
 from typing import Any
 
 from core.costs.rounds import promise
@@ -31,7 +32,8 @@ SIZES = (1, 2, 4, 8, 16)
 MOST = 64
 """Texts at once; more than a machine with one reader's memory is asked for."""
 TOKENS = 32
-"""Of each text that are counted in a look."""
+"""Of each text, so that every number of texts meets the same mix of them."""
+MOST_PROMPTS = 16
 PLAIN = "plain"
 
 
@@ -53,11 +55,12 @@ def batches(
 ) -> Generator[Step, None, dict[str, Any]]:
     """Measure each variant (name -> settings) and plain decoding with so many texts at once; yields after every look,
     returns a document. At each size all are measured in turn, and again `repeats` times, so that a slow moment hits
-    all alike. Stopped early, the document holds what was measured until then.
+    all alike; a method `loses_from` where every look was slower than plain decoding's. Stopped early, the document
+    holds what was measured until then.
 
     Raises UserError for sizes and methods that cannot be measured.
     """
-    sizes = sorted(set(sizes))
+    sizes, prompts = sorted(set(sizes)), prompts[:MOST_PROMPTS]
     check_batches(pair, variants.values(), sizes)
     base = next(iter(variants.values()))
     asked = {PLAIN: replace(base, method="plain")}
@@ -91,27 +94,31 @@ def check_batches(pair: Pair, variants: Iterable[Settings], sizes: Sequence[int]
 
 
 def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, stop: Stop = never) -> Look | None:
-    """Decode texts, `size` at a time, one prompt after the other, until TOKENS of each are counted; None after `stop`.
+    """Decode TOKENS of one prompt after the other, `size` at a time, until as much is counted as all prompts, or as
+    `size` of them come to; None after `stop`.
 
     What counts are the passes by which so many texts are written: not those that read the next one's prompt.
     """
     shared = pair.target.exact_rows
-    texts = ((prompt.text, settings) for prompt in cycle(prompts))
+    short = replace(settings, max_new_tokens=min(settings.max_new_tokens, TOKENS))
+    texts = ((prompt.text, short) for prompt in cycle(prompts))
+    enough = max(size, len(prompts)) * short.max_new_tokens
     rounds: list[Round] = []
     told: list[Round] = []
-    turn = tokens = 0
+    turn, whole, tokens = 0, False, 0
     seconds, last = 0.0, time.perf_counter()
     begun = last
     with closing(decode_together(pair, texts, size, stop)) as events:
         for count, (_, _, round_, common) in enumerate(events):
             now = common if shared else count
             if now != turn:
-                if len(told) == (size if shared else 1):
+                if whole and len(told) == (size if shared else 1):
                     rounds += told
                     seconds += last - begun
                     tokens += sum(len(each.kept) for each in told)
-                if tokens >= size * TOKENS:
+                if tokens >= enough:
                     return Look(tokens / seconds, rounds)
+                whole = now == turn + 1  # else one in between read a prompt, and nobody had anything to tell
                 turn, told, begun = now, [], last
             if shared or round_.index:  # who takes turns reads the prompt in its first round
                 told.append(round_)
@@ -130,7 +137,7 @@ def _document(
     alone = {name: [r for each in measured.get((1, name), ()) for r in each.rounds] for name in asked}
     rows: list[dict[str, Any]] = [
         _row(size, name, found, looks[size, PLAIN])
-        | {"predicted": _predict(pair, asked[name], alone[name], size) if name != PLAIN else None}
+        | {"predicted": _predict(pair, asked[name], alone[name], alone[PLAIN], size) if name != PLAIN else None}
         for (size, name), found in measured.items()
     ]
     return {
@@ -144,7 +151,7 @@ def _document(
         "stopped": stopped,
         "rows": rows,
         "loses_from": {
-            name: batch_limit([(row["texts"], row["ratio_to_plain"]["median"]) for row in rows if row["name"] == name])
+            name: batch_limit([(row["texts"], row["ratio_to_plain"]["max"]) for row in rows if row["name"] == name])
             for name in asked
             if name != PLAIN
         },
@@ -169,14 +176,14 @@ def _row(size: int, name: str, found: Sequence[Look], plain: Sequence[Look]) -> 
     }
 
 
-def _predict(pair: Pair, settings: Settings, alone: list[Round], size: int) -> float | None:
+def _predict(pair: Pair, settings: Settings, alone: list[Round], plain: list[Round], size: int) -> float | None:
     """The speed-up over plain decoding that costs of passes foretell for so many texts at once: of the very drafts that
-    were made for a text alone; where `auto` could as well leave them, no less than 1. None where a method's passes
-    cannot be told from its rounds."""
-    if not METHODS[settings.method].simple or not alone:
+    were made for a text alone, with what a plain round of one takes beside its pass; where `auto` could as well leave
+    them, no less than 1. None where a method's passes cannot be told from its rounds."""
+    if not METHODS[settings.method].simple or not alone or not plain:
         return None
-    costs = whole_costs(pair, settings, size)
-    found = promise(alone, costs).ratio(costs.overhead)
+    beside = fmean(round_.other_seconds for round_ in plain)
+    found = promise(alone, whole_costs(pair, settings, size)).ratio(size * beside)
     return max(1.0, found) if settings.draft_length == "auto" else found
 
 
@@ -200,6 +207,19 @@ def batch_table(document: Mapping[str, Any]) -> str:
         row_cells = "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values()))
         lines.append(f"{row['texts']:<7}{row['name']:<{names}}{row_cells}")
     return "\n".join([*lines, "", *(describe(document, name) for name in document["loses_from"])])
+
+
+def measured_of(document: Mapping[str, Any], environment: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a document is of the target and the method that these are of."""
+    target, other = document["environment"]["target"], environment.get("target") or {}
+    methods = {each["method"] for name, each in document["settings"].items() if name != PLAIN}
+    return all(target[key] == other.get(key) for key in ("name", "precision")) and methods == {settings["method"]}
+
+
+def describe_all(document: Mapping[str, Any]) -> str:
+    """What was measured of each, in a sentence a method."""
+    said = " ".join(describe(document, name) for name in document["loses_from"])
+    return f"Many texts at once, measured here: {said}"
 
 
 NOTHING = 0.1

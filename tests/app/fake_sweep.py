@@ -113,3 +113,36 @@ def _best(temperature: float, points: list[dict[str, Any]]) -> dict[str, Any]:
         "batch_limit": 8,
         "batches": [{"texts": n, "speed_up": 2 - n / 5} for n in (1, 2, 4, 8, 16)],
     }
+
+
+def fake_batches(
+    environment: dict[str, Any], variants: dict[str, Settings], sizes: Sequence[int], stop: Callable[[], bool]
+) -> Generator[Any, None, dict[str, Any]]:
+    """Many texts at once: `auto` gives up drafting from eight on, where drafts of a fixed length lose from four on."""
+    rows = []
+    for done, size in enumerate(sizes):
+        if stop():
+            break
+        yield Step(done + 1, len(sizes), f"{size} at once", 1.0)
+        for name in variants:
+            ratio = max(1.5 / size**0.5, 0.98 if name == "auto" else 0.0)
+            rows.append(
+                {
+                    "texts": size,
+                    "name": name,
+                    "ratio_to_plain": {"median": ratio, "min": ratio - 0.05, "max": ratio + 0.05},
+                    "predicted": ratio + 0.02,
+                    "mean_drafted": 0.0 if name == "auto" and size > 4 else 3.0,
+                }
+            )
+    lost = {name: None if name == "auto" else 4 for name in variants} if rows else {}
+    settings = {name: each.to_dict() for name, each in variants.items()}
+    return {
+        "kind": "batches",
+        "environment": environment,
+        "settings": settings,
+        "shared": True,
+        "stopped": len(rows) < len(sizes) * len(variants),
+        "rows": rows,
+        "loses_from": lost,
+    }

@@ -12,7 +12,7 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
-from fake_sweep import fake_sweep
+from fake_sweep import fake_batches, fake_sweep
 
 from app.serving import Engine, Offer
 from core.errors import UserError
@@ -389,6 +389,9 @@ class FakeEngine(Engine):
 
     def sweep(self, pair: Any, *plan: Any) -> Any:
         return fake_sweep(ENVIRONMENT, self.acceptance, self.pace, *plan)
+
+    def batches(self, pair: Any, prompts: Any, variants: Any, sizes: Any, repeats: int, stop: Any) -> Any:
+        return fake_batches(ENVIRONMENT, variants, sizes, stop)
 
     def _rounds(self, run: Run, stop: Callable[[], bool]) -> Iterator[Round]:
         chance = random.Random(run.settings.seed)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
+from fake_sweep import fake_batches
 from fakes import ENVIRONMENT, FakeEngine
 
 from app.explain import Explain
@@ -18,6 +19,7 @@ from app.serving.visit import Visit
 from app.tokens.markup import probability, quoted, shape, size
 from core.costs.rounds import expected_tokens
 from core.explaining.lossless import Cell, GreedyCheck, LawCheck
+from core.measuring.sweep import finish
 from core.records import Candidate, Divergence, Round, Run, Settings, Token
 
 REQUEST = SimpleNamespace(session_hash="me")
@@ -166,6 +168,17 @@ def test_expected_tokens_stand_beside_what_happened():
     predicted = sum(expected_tokens(alpha, len(r.drafted)) for r in run.rounds) / len(run.rounds)
     assert f"{predicted:.2f}" in text
     assert f"{40 / len(run.rounds):.2f}" in text
+
+
+def test_many_texts_at_once_are_told_as_they_were_measured():
+    """In place of what the cost curve foretells; where Tune measured nothing of this method, the way there."""
+    run, plain = fake_runs(temperature=0.7)
+    variants = {"auto": run.settings, "always 3": run.settings}
+    many = finish(fake_batches(run.environment, variants, [1, 2, 4, 8], lambda: False))
+    told = words(costs_html(run, plain, many=many))
+    assert "From 4 texts at once yes, here" in told and "Many texts at once, measured here: auto: 1.50×" in told
+    many["settings"] = {"auto": {"method": "ngram"}}
+    assert "Measure it here, in Tune" in words(costs_html(run, plain, many=many))
 
 
 def test_bytes_and_conditions_are_the_runs_own():

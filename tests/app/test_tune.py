@@ -17,10 +17,12 @@ from transformers.modeling_layers import MtpModel
 
 from app.playground.example import example_of
 from app.serving.device import Device
+from app.serving.visit import Visit
 from app.settings import CONTROLS
 from app.tune import PUBLIC_BUDGET, Tune, own_prompts
 from app.tune.example import example_html
 from app.tune.fastest import fastest, keep
+from app.tune.many_texts import ManyTexts
 from app.tune.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
 from app.tune.results import QUESTIONS, best_settings, details, fastest_settings
 from core.errors import UserError
@@ -334,3 +336,53 @@ def test_before_the_first_sweep_an_example_answers_in_small(name):
     assert f"stands in {run['metrics']['accepted_by_position'][0]:.0%} of rounds" in html
     assert html.count("<rect") == len(run["metrics"]["accepted_by_position"])
     assert example_html(None) == ""
+
+
+class Asking:
+    """A request of one visitor."""
+
+    session_hash = "one"
+    client = None
+
+
+def measured_together(tune, visit, sizes, **changes):
+    many = ManyTexts(tune.engine, tune.device, tune._of_many, tune.budget)
+    kinds = [prompt.kind for prompt in tune.prompts]
+    values = [changes.get(name, getattr(tune.engine.settings, name)) for name in CONTROLS]
+    return list(many.run(sizes, visit, Asking(), kinds, 48, "", *values))
+
+
+def test_many_texts_at_once_are_measured_and_drawn(tune):
+    """`auto` and a fixed length beside it: what was measured, what was foretold, and where it loses."""
+    visit = Visit()
+    *_, (said, plot) = measured_together(tune, visit, [1, 2, 4, 8], method="draft", draft_length="auto")
+    assert "auto: 1.50× plain with one text" in said and "drafts next to nothing" in said
+    assert "always 3" in said and "from 4 at once on it loses" in said
+    assert [line.name for line in plot["value"].data] == [
+        *("auto", "always 3", "always 3, foretold", "loses from 4"),
+    ]
+    assert visit.many["loses_from"] == {"auto": None, "always 3": 4}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "sentence"),
+    [([], {}, "at least one number of texts"), ([1], {"method": "plain"}, "Plain decoding drafts nothing")],
+)
+def test_what_cannot_be_measured_of_many_texts_is_said(tune, sizes, changes, sentence):
+    visit = Visit()
+    *_, (said, _) = measured_together(tune, visit, sizes, **{"method": "draft", **changes})
+    assert sentence in said and "data-kind='error'" in said
+    assert visit.many is None
+
+
+def test_the_verdict_tells_what_many_texts_at_once_gave(tune):
+    """Measured in place of what the cost curve foretells; of another method it says nothing."""
+    document, visit = sweep_document(), Visit()
+    measured_together(tune, visit, [1, 4], method="draft", draft_length=3)
+    visit.many["environment"] = document["environment"]
+    foretold, *_ = details(document, 0.0)
+    told, *_ = details(document, 0.0, (), visit)
+    assert "as the cost curve predicts" in foretold and "measured here" not in foretold
+    assert "Many texts at once, measured here: auto" in told and "as the cost curve predicts" not in told
+    visit.many["settings"] = {"auto": Settings(method="ngram").to_dict()}
+    assert "measured here" not in details(document, 0.0, (), visit)[0]

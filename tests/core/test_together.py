@@ -181,7 +181,7 @@ def test_what_pays_for_one_text_may_not_for_many():
 
 def test_many_texts_are_measured(pair, monkeypatch):
     """A row for each size and method, shares of plain at the same size; what was foretold beside."""
-    monkeypatch.setattr(measuring, "TOKENS", 4)
+    monkeypatch.setattr(measuring, "TOKENS", 6)
     prompts = [Prompt(name=text, kind="x", text=text) for text, _ in TEXTS]
     variants = {"draft": settings_of("draft", 12, draft_length=2)}
     document = finish(batches(pair, prompts, variants, (1, 3), repeats=1))

@@ -74,11 +74,22 @@ def visit(address: str, number: int, expected: dict[int, list[list[int]]]) -> st
         return run_once(client, number, expected)
 
 
+def told_by(job: Any) -> Iterator[Any]:
+    """What a job tells, as it comes; raises what ended it. A job's own iterator waits for ever where it failed."""
+    told = 0
+    while not job.done() or told < len(job.outputs()):
+        for each in job.outputs()[told:]:
+            told += 1
+            yield each
+        time.sleep(0.01)
+    job.result()
+
+
 def run_once(client: Any, number: int, expected: dict[int, list[list[int]]]) -> str:
     prompt, controls = job(number)
     last: Any = ("", None)
     acted = False
-    for last in client.submit(prompt, **controls, api_name="/run"):
+    for last in told_by(client.submit(prompt, **controls, api_name="/run")):
         # Odd ones act as soon as they hear anything, in the queue; the others once their lanes are open.
         if acted or not (number % 2 or '"e":"open"' in last[0]):
             continue

@@ -107,3 +107,14 @@ def _queued(turn: Turn) -> str:
     wait = turn.expected_wait
     when = "" if wait is None else f" in about {max(1, round(wait))} s"
     return f"Queued: {runs} ahead of yours on this device. Yours starts by itself{when}."
+
+
+def as_events(steps: Generator[Any, None, dict[str, Any]]) -> Iterator[Event]:
+    """Progress by the steps of a measurement, and at last its document."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            yield {"e": "document", "document": end.value}
+            return
+        yield {"e": "progress", "done": step.done, "total": step.total, "text": str(step)}

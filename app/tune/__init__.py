@@ -19,7 +19,7 @@ from app.serving import Engine
 from app.serving.device import Device
 from app.serving.limits import cost_in_tokens
 from app.serving.stops import Stops
-from app.serving.turns import Event, Stop, guarded, with_pair
+from app.serving.turns import Event, Stop, as_events, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
 from app.tune.example import example_html
 from app.tune.fastest import keep
@@ -164,14 +164,7 @@ class Tune:
             )
 
         def work(pair: Any) -> Iterator[Event]:
-            steps = self.engine.sweep(pair, prompts, settings, lengths, temperatures, int(repeats), stop)
-            while True:
-                try:
-                    step = next(steps)
-                except StopIteration as end:
-                    yield {"e": "document", "document": end.value}
-                    return
-                yield {"e": "progress", "done": step.done, "total": step.total, "text": str(step)}
+            return as_events(self.engine.sweep(pair, prompts, settings, lengths, temperatures, int(repeats), stop))
 
         yield from with_pair(self.device, self.engine, settings, stop, work)
 

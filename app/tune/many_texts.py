@@ -14,7 +14,7 @@ from app.parts import progress_line, run_and_stop, selectors, status_line, stopp
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
-from app.serving.turns import Event, Stop, guarded, with_pair
+from app.serving.turns import Event, Stop, as_events, guarded, with_pair
 from app.serving.visit import Visit
 from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_line, figure
 from core.drafting.methods import METHODS
@@ -102,14 +102,7 @@ class ManyTexts:
             )
 
         def work(pair: Any) -> Iterator[Event]:
-            steps = self.engine.batches(pair, prompts, variants, sizes, REPEATS, stop)
-            while True:
-                try:
-                    step = next(steps)
-                except StopIteration as end:
-                    yield {"e": "document", "document": end.value}
-                    return
-                yield {"e": "progress", "done": step.done, "total": step.total, "text": str(step)}
+            return as_events(self.engine.batches(pair, prompts, variants, sizes, REPEATS, stop))
 
         yield from with_pair(self.device, self.engine, settings, stop, work)
 

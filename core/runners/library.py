@@ -6,6 +6,7 @@ write to. Where it cannot be had, `native_obstacle` says why, and transformers' 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -134,7 +135,12 @@ def _private_folder() -> Path:
             return folder
     except OSError:
         pass
-    return Path(mkdtemp(prefix="playground-"))
+    try:
+        folder = Path(mkdtemp(prefix="playground-"))
+    except OSError as error:
+        raise Unavailable(f"there is no folder to keep it in ({first_line(error, 100)})") from None
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _ours(path: Path) -> bool:

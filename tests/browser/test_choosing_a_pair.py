@@ -17,6 +17,14 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return page
 
 
+@pytest.fixture(scope="module")
+def shared(scripted: tuple[Any, str], visit_once: Any) -> Any:
+    """A page for tests that leave the pair as it was, and for the last that does not."""
+    page = visit_once(scripted[1])
+    page.wait_for_selector(f"{CARD}[data-level=good]")
+    return page
+
+
 def choose(page: Any, name: str) -> None:
     page.locator("#pair input").click()
     page.get_by_role("option").filter(has_text=name).click()
@@ -35,17 +43,17 @@ def test_the_card_tells_of_a_pair_before_it_is_loaded(page: Any) -> None:
     assert "Large and gated." in page.inner_text(CARD)
 
 
-def test_another_gpu_is_chosen_or_typed(page: Any) -> None:
-    choose_gpu = page.locator("#gpu input")
+def test_another_gpu_is_chosen_or_typed(shared: Any) -> None:
+    choose_gpu = shared.locator("#gpu input")
     choose_gpu.click()
-    page.get_by_role("option", name="RTX 4070", exact=True).click()
-    page.wait_for_selector("#outlook .outlook[data-level=good]")
-    assert "A prediction for RTX 4070" in page.inner_text("#outlook")
-    page.click("#outlook summary")
-    assert "assumed: 15 µs" in page.inner_text("#outlook")
+    shared.get_by_role("option", name="RTX 4070", exact=True).click()
+    shared.wait_for_selector("#outlook .outlook[data-level=good]")
+    assert "A prediction for RTX 4070" in shared.inner_text("#outlook")
+    shared.click("#outlook summary")
+    assert "assumed: 15 µs" in shared.inner_text("#outlook")
     choose_gpu.fill("12 GB, 504 GB/s, 58 TFLOPS")
     choose_gpu.press("Enter")
-    page.wait_for_function("document.querySelector('#outlook').innerText.includes('12 GB, 504 GB/s, 58 TFLOPS (')")
+    shared.wait_for_function("document.querySelector('#outlook').innerText.includes('12 GB, 504 GB/s, 58 TFLOPS (')")
 
 
 def test_a_chosen_pair_is_the_one_that_runs(page: Any) -> None:
@@ -77,32 +85,32 @@ def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:
     page.wait_for_selector("#pair-target", state="detached")
 
 
-def test_methods_the_pair_cannot_use_are_named_with_the_reason(page: Any) -> None:
+def test_methods_the_pair_cannot_use_are_named_with_the_reason(shared: Any) -> None:
     """The scripted target was not trained for early exit."""
-    assert page.locator('#method input[value="early-exit"]').count() == 0
-    assert "was not trained for it" in page.inner_text("#refused")
+    assert shared.locator('#method input[value="early-exit"]').count() == 0
+    assert "was not trained for it" in shared.inner_text("#refused")
 
 
-def test_unload_says_what_it_freed(page: Any) -> None:
-    page.locator("#unload").scroll_into_view_if_needed()
-    page.click("#unload")
-    page.wait_for_function("document.querySelector('#unloaded').innerText.includes('Freed 33 MB of weights')")
+def test_unload_says_what_it_freed(shared: Any) -> None:
+    shared.locator("#unload").scroll_into_view_if_needed()
+    shared.click("#unload")
+    shared.wait_for_function("document.querySelector('#unloaded').innerText.includes('Freed 33 MB of weights')")
 
 
-def test_the_strip_of_help_covers_what_scrolls_below_it(page: Any) -> None:
+def test_the_strip_of_help_covers_what_scrolls_below_it(shared: Any) -> None:
     """What lies under it is not seen through it."""
-    page.set_viewport_size({"width": 1440, "height": 700})
-    strip = page.locator("#help").bounding_box()
-    top = page.evaluate(
+    shared.set_viewport_size({"width": 1440, "height": 700})
+    strip = shared.locator("#help").bounding_box()
+    top = shared.evaluate(
         "([x, y]) => document.elementFromPoint(x, y).closest('#help') !== null",
         [strip["x"] + 60, strip["y"] + strip["height"] - 20],
     )
     assert top
 
 
-def test_the_picker_works_by_keyboard(page: Any) -> None:
-    page.focus("#pair input")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelector('#pair input').value !== 'pocket (bundled)'")
+def test_the_picker_works_by_keyboard(shared: Any) -> None:
+    shared.focus("#pair input")
+    shared.keyboard.press("ArrowDown")
+    shared.keyboard.press("ArrowDown")
+    shared.keyboard.press("Enter")
+    shared.wait_for_function("document.querySelector('#pair input').value !== 'pocket (bundled)'")

@@ -21,6 +21,12 @@ def client(app: str) -> Client:
     return Client(app, verbose=False)
 
 
+@pytest.fixture(scope="module")
+def shared(app: str, visit_once: Any) -> Any:
+    """A page for tests that leave another run behind, and need nothing of the one before."""
+    return visit_once(app)
+
+
 def tokens(run: dict[str, Any]) -> list[dict[str, Any]]:
     """The tokens of a document in the order in which they are shown: of a draft first what stands."""
     drafts = ((sorted(r["drafted"], key=lambda t: t["outcome"] not in KEPT), r["emitted"]) for r in run["rounds"])
@@ -72,30 +78,6 @@ def test_a_race_shows_its_run_document(app: str, visit: Any, client: Client, tem
     assert expected in status(page)
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["ngram", "ngram+draft", "early-exit", "tree"],
-)
-def test_every_way_of_drafting_writes_the_plain_text(app: str, visit: Any, method: str) -> None:
-    """A method brings its own control with it, and the run it makes is the one that was asked for."""
-    page = visit(app)
-    assert not page.is_visible("#tree")
-    page.locator(f'#method input[value="{method}"]').check()
-    if method == "tree":
-        fill_in(page.locator("#tree textarea, #tree input"), "2x2")
-    if method == "early-exit":
-        page.wait_for_selector("#exit-layer")
-    set_number(page, "New tokens", 48)
-    run_to_end(page)
-    run = page.evaluate(DOCUMENTS)["speculative"]
-    assert run["settings"]["method"] == method
-    assert [row[0] for row in page.evaluate(SHOWN, "speculative")] == [t["outcome"] for t in tokens(run)]
-    if method == "tree":
-        assert run["settings"]["tree"] == "2x2"
-        assert max(len(r["drafted"]) for r in run["rounds"]) == 6
-    assert status(page).startswith("Identical")
-
-
 def test_running_totals_agree_with_the_engines_own(app: str, visit: Any) -> None:
     page = visit(f"{app}?draft_length=4")  # auto may find that the tiny draft does not pay
     run_to_end(page)
@@ -112,9 +94,9 @@ def test_running_totals_agree_with_the_engines_own(app: str, visit: Any) -> None
     assert live == pytest.approx(final, rel=1e-4)
 
 
-def test_stop_ends_both_lanes_at_their_next_round(app: str, visit: Any) -> None:
+def test_stop_ends_both_lanes_at_their_next_round(shared: Any) -> None:
     """Long before the end, whatever else the processor has to do."""
-    page = visit(app)
+    page = shared
     set_number(page, "New tokens", 3500)
     page.click("#run")
     # At once: a fast machine is through before a pointer has moved there.
@@ -131,9 +113,9 @@ def test_stop_ends_both_lanes_at_their_next_round(app: str, visit: Any) -> None:
     assert status(page).startswith("Identical")
 
 
-def test_a_stop_right_after_run_is_not_lost(app: str, visit: Any) -> None:
+def test_a_stop_right_after_run_is_not_lost(shared: Any) -> None:
     """It may come while the run waits in Gradio's queue."""
-    page = visit(app)
+    page = shared
     set_number(page, "New tokens", 3500)
     for _ in range(3):
         page.evaluate(
@@ -148,8 +130,8 @@ def test_a_stop_right_after_run_is_not_lost(app: str, visit: Any) -> None:
     [("   ", 32, "The prompt is empty"), ("x " * 6000, 32, "shorten it"), ("x", 4096, "past the context")],
     ids=["empty", "long", "many"],
 )
-def test_bad_input_is_answered_in_a_sentence(app: str, visit: Any, prompt: str, new_tokens: int, sentence: str) -> None:
-    page = visit(app)
+def test_bad_input_is_answered_in_a_sentence(shared: Any, prompt: str, new_tokens: int, sentence: str) -> None:
+    page = shared
     page.fill("#prompt textarea", prompt)
     set_number(page, "New tokens", new_tokens)
     run_to_end(page)
@@ -160,4 +142,28 @@ def test_bad_input_is_answered_in_a_sentence(app: str, visit: Any, prompt: str, 
     page.fill("#prompt textarea", "def f(x):\n")
     set_number(page, "New tokens", 16)
     run_to_end(page)
+    assert status(page).startswith("Identical")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["ngram", "ngram+draft", "early-exit", "tree"],
+)
+def test_every_way_of_drafting_writes_the_plain_text(shared: Any, method: str) -> None:
+    """A method brings its own control with it, and the run it makes is the one that was asked for."""
+    page = shared
+    assert not page.is_visible("#tree")
+    page.locator(f'#method input[value="{method}"]').check()
+    if method == "tree":
+        fill_in(page.locator("#tree textarea, #tree input"), "2x2")
+    if method == "early-exit":
+        page.wait_for_selector("#exit-layer")
+    set_number(page, "New tokens", 48)
+    run_to_end(page)
+    run = page.evaluate(DOCUMENTS)["speculative"]
+    assert run["settings"]["method"] == method
+    assert [row[0] for row in page.evaluate(SHOWN, "speculative")] == [t["outcome"] for t in tokens(run)]
+    if method == "tree":
+        assert run["settings"]["tree"] == "2x2"
+        assert max(len(r["drafted"]) for r in run["rounds"]) == 6
     assert status(page).startswith("Identical")

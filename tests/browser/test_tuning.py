@@ -21,6 +21,15 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return page
 
 
+@pytest.fixture(scope="module")
+def swept(scripted: tuple[Any, str], visit_once: Any) -> Any:
+    """A page after a sweep, for tests that look at it, and for the last that takes its setting."""
+    page = visit_once(scripted[1], permissions=["clipboard-read", "clipboard-write"])
+    open_tab(page, "tune")
+    sweep(page)
+    return page
+
+
 def sweep(page: Any) -> None:
     page.click("#tune-run")
     page.wait_for_selector(f"{STATUS}[data-kind='finished']")
@@ -47,8 +56,8 @@ def test_before_a_sweep_the_tab_says_what_will_happen_and_what_is_missing(page: 
     sweep(page)
 
 
-def test_a_sweep_ends_in_charts_a_setting_and_commands_to_copy(page: Any) -> None:
-    sweep(page)
+def test_a_sweep_ends_in_charts_a_setting_and_commands_to_copy(swept: Any) -> None:
+    page = swept
     assert not page.locator("#tune-empty").is_visible()
     document = sweep_document(page)
     measured = dict(page.evaluate(DRAWN, "#tune-plot-0"))["measured"]
@@ -83,8 +92,8 @@ def sweep_document(page: Any) -> dict[str, Any]:
     return json.loads(download.value.path().read_text())
 
 
-def test_another_temperature_shows_its_own_figures_and_use_it_takes_its_setting(page: Any) -> None:
-    sweep(page)
+def test_another_temperature_shows_its_own_figures_and_use_it_takes_its_setting(swept: Any) -> None:
+    page = swept
     page.locator("#tune-shown").get_by_label("1", exact=True).check()
     page.wait_for_function("document.querySelector('#tune-recommendation').innerText.includes('temperature 1')")
     document = sweep_document(page)

@@ -112,7 +112,7 @@ def follow_pair(reasons: dict[str, str | None], method: str, layers: int, chat: 
         "exit_layer": gr.update(choices=_numbers(layers - 1), value="auto"),
         "chat": gr.update(visible=chat),
         "system": gr.update(visible=chat) if chat else gr.update(visible=False, value=""),
-        "news": gr.update(value=f'<p role="status">{escape(news)}</p>', visible=bool(news)),
+        "news": gr.update(value=f'<p role="status">{escape(news)}</p>' if news else ""),
     }
 
 

@@ -121,7 +121,7 @@ class Picker:
             },
         }
         controls["card"] = html_block(waiting_html(""), elem_id="pair-card")
-        controls["news"] = html_block(visible=False, elem_id="pair-news")
+        controls["news"] = html_block(elem_id="pair-news")
         controls["gpu"] = gr.Dropdown(
             self.engine.gpus(),
             value=[],

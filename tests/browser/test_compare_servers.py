@@ -55,8 +55,12 @@ def test_servers_are_chosen_read_and_measured(scripted: tuple[Any, str], engine:
         page.wait_for_function("document.querySelectorAll('#load-plots .js-plotly-plot').length === 3")
 
         open_tab(page, "explain")
+        page.click(".question[data-question=limits] > summary")
         page.click("#explain-costs [data-open=many-readers]")
         page.wait_for_selector("#load-row", state="visible")
+        open_tab(page, "explain")
+        page.click("#explain-costs [data-open=many-texts]")
+        page.wait_for_selector("#many-row", state="visible")
         open_tab(page, "history")
         page.wait_for_selector(".history-list tbody tr")
         assert "+ " in page.inner_text(".history-list .history-method")

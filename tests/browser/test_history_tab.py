@@ -100,7 +100,8 @@ def test_files_hold_the_run_shown_link_and_command_what_is_set_now(page: Any) ->
     run_to_end(page)
     share(page, "command")
     noticed(page, "copied")
-    parsed = parser().parse_args(shlex.split(clipboard(page))[3:])
+    words = shlex.split(clipboard(page))
+    parsed = parser().parse_args(words[words.index("core") + 1 :])
     assert parsed.prompt == "it's\n$HOME"
     assert settings_of(parsed).to_dict() == page.evaluate(f"{SHOWN}.speculative.settings")
     set_number(page, "Seed", 6)

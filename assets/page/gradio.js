@@ -24,9 +24,20 @@ export function openTab(id) {
   document.querySelector(`#tabs [role="tab"][data-tab-id="${id}"]`).click();
 }
 
-/** An accordion's head is the button before its content, and says in aria-expanded or its class whether it is open. */
+/** An accordion's head is the button before its content, and says in aria-expanded or its class whether it is open. That
+    of a tab which is opened for the first time is not there yet, and hears nothing before it is drawn. */
 export function openAccordion(id) {
-  const head = document.querySelector(`#${id} button.label-wrap`);
-  if (!head.classList.contains("open")) head.click();
-  head.scrollIntoView({ block: "center" });
+  const find = () => document.querySelector(`#${id} button.label-wrap`);
+  const open = () => {
+    const head = find();
+    if (!head.classList.contains("open")) head.click();
+    head.scrollIntoView({ block: "center" });
+  };
+  if (find()) return open();
+  const waiting = new MutationObserver(() => {
+    if (!find()) return;
+    waiting.disconnect();
+    requestAnimationFrame(() => requestAnimationFrame(open));
+  });
+  waiting.observe(document.querySelector("#tabs"), { childList: true, subtree: true });
 }

@@ -202,11 +202,12 @@ def test_an_earlier_run_is_shown_again_but_not_over_one_that_is_going_on(page: A
     run_to_end(page)
     first = shown(page)
     page.fill("#prompt textarea", "another")
-    engine.pace = 1.0
+    engine.pace = 20.0
     page.click("#run")
     to_history(page, 1)
     page.get_by_role("button", name="Show number 1 in the Playground").click()
     page.wait_for_function("document.querySelector('.history-say').innerText.includes('A run is going on')")
+    engine.pace = 0.0
     page.wait_for_selector('.history-list tr[data-number="2"]')
     page.get_by_role("button", name="Show number 1 in the Playground").click()
     page.wait_for_selector("#speculative-stream", state="visible")
@@ -214,7 +215,6 @@ def test_an_earlier_run_is_shown_again_but_not_over_one_that_is_going_on(page: A
     assert shown(page) == first
     assert status(page).startswith("Identical")
     assert digest(json.loads(download(page, "[data-take=json]"))) == first
-    engine.pace = 0.0
     run_to_end(page)
     assert shown(page)[0]["prompt"] == "another"
 

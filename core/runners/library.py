@@ -41,7 +41,7 @@ INSTRUCTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "avxvnni": (("avx2", "fma", "avx_vnni"), ("-mavx2", "-mfma", "-mavxvnni")),
     "avx2": (("avx2", "fma"), ("-mavx2", "-mfma")),
-    "dotprod": (("asimddp",), ("-march=armv8.2-a+dotprod",)),
+    "dotprod": (("asimddp",), ("-mcpu=generic+dotprod",)),
     "neon": (("asimd",), ()),
 }
 """Sets of instructions, the best first: what a processor must have for them, and the flags of a compiler."""

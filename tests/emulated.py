@@ -71,7 +71,7 @@ class Emulated:
 def compile_for(target: str, name: str, source: Path, made: Path, *more: str) -> None:
     """With the very flags that a machine of this kind would use."""
     flags = (*(flag for flag in library.FLAGS if flag != "-shared" or source == library.SOURCE), *more)
-    chosen = library.INSTRUCTIONS[name][1]
+    chosen = library.spelt_for(ZIG, library.INSTRUCTIONS[name][1])
     subprocess.run([*ZIG, "-target", target, *flags, *chosen, str(source), "-o", str(made)], check=True)
 
 

@@ -41,10 +41,12 @@ INSTRUCTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "avxvnni": (("avx2", "fma", "avx_vnni"), ("-mavx2", "-mfma", "-mavxvnni")),
     "avx2": (("avx2", "fma"), ("-mavx2", "-mfma")),
-    "dotprod": (("asimddp",), ("-mcpu=generic+dotprod",)),
+    "dotprod": (("asimddp",), ("-march=armv8.2-a+dotprod",)),
     "neon": (("asimd",), ()),
 }
 """Sets of instructions, the best first: what a processor must have for them, and the flags of a compiler."""
+IN_ZIG = {"-march=armv8.2-a+dotprod": "-mcpu=generic+dotprod"}
+"""Flags that ziglang's compiler knows by another name."""
 NAMED = {"avx512bf16": ("avx512_bf16", "-mavx512bf16")}
 """What a set may have besides."""
 
@@ -119,6 +121,11 @@ def find_compiler() -> tuple[str, ...]:
     raise Unavailable("there is no C++ compiler (pip install ziglang brings one)")
 
 
+def spelt_for(compiler: tuple[str, ...], flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags as this compiler knows them."""
+    return tuple(IN_ZIG.get(flag, flag) for flag in flags) if "ziglang" in compiler else flags
+
+
 def _digest(flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     """Of all that the compiled code hangs on."""
     parts = (SOURCE.read_bytes(), FLAGS, flags, compiler, sorted(features()), platform.libc_ver(), platform.machine())
@@ -158,7 +165,7 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], made: Path) -> N
     try:
         with TemporaryDirectory(dir=made.parent) as folder:
             beside = Path(folder) / made.name
-            command = [*compiler, *FLAGS, *flags, str(SOURCE), "-o", str(beside)]
+            command = [*compiler, *FLAGS, *spelt_for(compiler, flags), str(SOURCE), "-o", str(beside)]
             subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
             beside.chmod(0o700)
             os.replace(beside, made)

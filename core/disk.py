@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Literal
 
 from core.errors import UserError
@@ -32,6 +35,23 @@ def user_folder(kind: Literal["cache", "data"]) -> Path:
     else:
         base = Path.home() / (on_mac if sys.platform == "darwin" else elsewhere)
     return base / NAME
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be put into a folder, which is made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@cache
+def folder_for_now() -> Path:
+    """A folder that goes with this process, for where the user's own cannot be written. Raises OSError."""
+    folder = Path(mkdtemp(prefix="playground-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def free_space(folder: Path) -> int:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +22,7 @@ from filelock import FileLock
 from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from core.disk import on_disk, require_room, user_folder
+from core.disk import folder_for_now, on_disk, require_room, user_folder, writable
 from core.errors import Cancelled, UserError, first_line
 from core.loading.gguf import Header, Kind, StoredTensor, is_gguf, read_header
 from core.loading.gguf_layout import Place, config_of, layout, quiet_transformers, read_by_us
@@ -39,8 +39,13 @@ ELSEWHERE = "set XDG_CACHE_HOME to another folder, such as one on a larger disk"
 
 
 def cache_folder() -> Path:
-    """Where converted files are kept."""
-    return user_folder("cache") / "gguf"
+    """Where converted files are kept: with the user's caches or, where nothing can be written, as long as this process
+    goes on."""
+    folder = user_folder("cache")
+    if not writable(folder):
+        with suppress(OSError):
+            folder = folder_for_now()
+    return folder / "gguf"
 
 
 def cache_size() -> int:

@@ -6,7 +6,6 @@ write to. Where it cannot be had, `native_obstacle` says why, and transformers' 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import os
@@ -19,9 +18,9 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 
-from core.disk import user_folder
+from core.disk import folder_for_now, user_folder
 from core.errors import first_line
 
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -143,11 +142,9 @@ def _private_folder() -> Path:
     except OSError:
         pass
     try:
-        folder = Path(mkdtemp(prefix="playground-"))
+        return folder_for_now()
     except OSError as error:
         raise Unavailable(f"there is no folder to keep it in ({first_line(error, 100)})") from None
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _ours(path: Path) -> bool:

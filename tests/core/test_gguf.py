@@ -3,7 +3,10 @@
 import json
 import re
 import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -386,6 +389,20 @@ def test_a_header_is_small_work(file):
     assert header.architecture == "llama" and header.quantisation == "F16"
     assert sum(tensor.bytes for tensor in header.tensors.values()) < file.stat().st_size
     assert min(tensor.start for tensor in header.tensors.values()) > 0
+
+
+def test_where_the_cache_cannot_be_written_it_is_converted_for_this_process(file, monkeypatch):
+    """Into a folder of its own, which goes with it; /proc takes no folders, whoever asks."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    code = (
+        "import sys; from pathlib import Path; from core.loading.conversion import convert, cache_folder;"
+        "made = convert(Path(sys.argv[1])); assert cache_folder() in made.parents; print(made)"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    made = Path(ran.stdout.strip())
+    assert ran.returncode == 0, ran.stderr
+    assert made.name and not str(made).startswith("/proc") and not made.exists()
 
 
 def test_the_same_weights_in_another_quantisation(tmp_path, monkeypatch):

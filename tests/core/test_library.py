@@ -73,11 +73,11 @@ def test_a_folder_that_others_can_write_to_is_not_used(made, tmp_path, how):
 
 
 def test_without_any_folder_the_reason_is_told_and_a_folder_of_one_process_goes_with_it(made, tmp_path, monkeypatch):
-    def full(prefix):
+    def full():
         raise OSError(28, "No space left on device")
 
     (tmp_path / "compiled").write_text("in the way")
-    monkeypatch.setattr(room, "mkdtemp", full)
+    monkeypatch.setattr(room, "folder_for_now", full)
     with pytest.raises(room.Unavailable, match=r"no folder to keep it in .*No space left"):
         made()
     mine = tmp_path / "mine"

@@ -26,8 +26,6 @@ from core.runners import library, program
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "emulated.cpp"
 TESTS = ("core/test_int4.py", "core/test_attention.py", "core/test_together.py", "core/test_features.py")
-ZIG = (sys.executable, "-m", "ziglang", "c++", "-nostdlib++")
-COMPILED_ONLY = {"dotprod": "aarch64-macos"}
 LAYOUT, LEVELS, PASS = range(3)
 SET_PTRACER = 0x59616D61
 """prctl's: who may read a process's memory, where the kernel lets parents alone do so (Yama)."""
@@ -71,8 +69,8 @@ class Emulated:
 def compile_for(target: str, name: str, source: Path, made: Path, *more: str) -> None:
     """With the very flags that a machine of this kind would use."""
     flags = (*(flag for flag in library.FLAGS if flag != "-shared" or source == library.SOURCE), *more)
-    chosen = library.spelt_for(ZIG, library.INSTRUCTIONS[name][1])
-    subprocess.run([*ZIG, "-target", target, *flags, *chosen, str(source), "-o", str(made)], check=True)
+    chosen = library.spelt_for(library.ZIG, library.INSTRUCTIONS[name][1])
+    subprocess.run([*library.ZIG, "-target", target, *flags, *chosen, str(source), "-o", str(made)], check=True)
 
 
 def main() -> int:
@@ -88,9 +86,8 @@ def main() -> int:
         print(f"Nothing was emulated: there is no {' and no '.join(missing)}.", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="emulated-") as folder:
-        for name, target in COMPILED_ONLY.items():
-            compile_for(target, name, library.SOURCE, Path(folder) / f"{name}.so")
-            print(f"Compiles for {target} ({name})", flush=True)
+        compile_for("aarch64-macos", "dotprod", library.SOURCE, Path(folder) / "apple.so")
+        print("Compiles for Apple's processors", flush=True)
         for name in ("dotprod", "neon"):
             binary = Path(folder) / name
             compile_for("aarch64-linux-musl", name, SOURCE, binary, "-static")

@@ -39,13 +39,18 @@ ELSEWHERE = "set XDG_CACHE_HOME to another folder, such as one on a larger disk"
 
 
 def cache_folder() -> Path:
-    """Where converted files are kept: with the user's caches or, where nothing can be written, as long as this process
-    goes on."""
-    folder = user_folder("cache")
-    if not writable(folder):
+    """Where converted files are kept."""
+    return user_folder("cache") / "gguf"
+
+
+def _place(name: str) -> Path:
+    """Where something converted is or is to be: in the cache or, if it is not there and the cache cannot be written, in
+    a folder that goes with this process."""
+    kept = cache_folder() / name
+    if not kept.exists() and not writable(kept.parent):
         with suppress(OSError):
-            folder = folder_for_now()
-    return folder / "gguf"
+            return folder_for_now() / "gguf" / name
+    return kept
 
 
 def cache_size() -> int:
@@ -86,7 +91,7 @@ def origin(folder: Path) -> str | None:
 
 def converted(file: Path) -> Path | None:
     """The folder of a file that was converted before."""
-    folder = cache_folder() / fingerprint(file)
+    folder = _place(fingerprint(file))
     return folder if (folder / ORIGIN).is_file() else None
 
 
@@ -115,7 +120,7 @@ def convert(file: Path, progress: Progress = silent, stop: Stop = never) -> Path
         return folder
     header = read_header(file)
     config = config_of(header)
-    folder = cache_folder() / fingerprint(file)
+    folder = _place(fingerprint(file))
     with _on_disk(header):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
@@ -134,7 +139,7 @@ def requantised(file: Path, kind: Kind, progress: Progress = silent, stop: Stop 
     header = read_header(file)
     if header.quantisation == kind.name:
         return file
-    made = cache_folder() / f"{fingerprint(file)}-{kind.name}" / f"{file.stem}-{kind.name}.gguf"
+    made = _place(f"{fingerprint(file)}-{kind.name}") / f"{file.stem}-{kind.name}.gguf"
     with _on_disk(header):
         made.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(made.with_suffix(".lock")):

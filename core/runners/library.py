@@ -44,8 +44,9 @@ INSTRUCTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "neon": (("asimd",), ()),
 }
 """Sets of instructions, the best first: what a processor must have for them, and the flags of a compiler."""
+ZIG = (sys.executable, "-m", "ziglang", "c++", "-nostdlib++")
 IN_ZIG = {"-march=armv8.2-a+dotprod": "-mcpu=generic+dotprod"}
-"""Flags that ziglang's compiler knows by another name."""
+"""The compiler of the package `ziglang`, and flags that it knows by another name."""
 NAMED = {"avx512bf16": ("avx512_bf16", "-mavx512bf16")}
 """What a set may have besides."""
 
@@ -116,13 +117,13 @@ def find_compiler() -> tuple[str, ...]:
         if name and (found := shutil.which(name)):
             return (found,)
     if find_spec("ziglang"):
-        return (sys.executable, "-m", "ziglang", "c++", "-nostdlib++")
+        return ZIG
     raise Unavailable("there is no C++ compiler (pip install ziglang brings one)")
 
 
 def spelt_for(compiler: tuple[str, ...], flags: tuple[str, ...]) -> tuple[str, ...]:
     """Flags as this compiler knows them."""
-    return tuple(IN_ZIG.get(flag, flag) for flag in flags) if "ziglang" in compiler else flags
+    return tuple(IN_ZIG.get(flag, flag) for flag in flags) if compiler == ZIG else flags
 
 
 def _digest(flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:

@@ -395,14 +395,21 @@ def test_where_the_cache_cannot_be_written_it_is_converted_for_this_process(file
     """Into a folder of its own, which goes with it; /proc takes no folders, whoever asks."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     code = (
-        "import sys; from pathlib import Path; from core.loading.conversion import convert, cache_folder;"
-        "made = convert(Path(sys.argv[1])); assert cache_folder() in made.parents; print(made)"
+        "import sys; from pathlib import Path; from core.disk import folder_for_now; "
+        "from core.loading.conversion import convert; "
+        "made = convert(Path(sys.argv[1])); assert folder_for_now() in made.parents; print(made)"
     )
     command = [sys.executable, "-c", code, str(file)]
     ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     made = Path(ran.stdout.strip())
     assert ran.returncode == 0, ran.stderr
     assert made.name and not str(made).startswith("/proc") and not made.exists()
+
+
+def test_what_a_cache_holds_that_cannot_be_written_is_used(file, monkeypatch):
+    made = convert(file)
+    monkeypatch.setattr(conversion, "writable", lambda folder: False)
+    assert conversion.converted(file) == convert(file) == made
 
 
 def test_the_same_weights_in_another_quantisation(tmp_path, monkeypatch):

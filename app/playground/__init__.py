@@ -11,7 +11,7 @@ import gradio as gr
 from gradio.events import api
 
 from app.api import takes_settings
-from app.insides import PRIVATE, QUIET, html_block
+from app.insides import PRIVATE, QUIET, UNCHECKED, html_block
 from app.parts import tell_over
 from app.playground.race import queued_race
 from app.serving import Engine
@@ -141,6 +141,7 @@ class Playground:
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",  # "once" would swallow a press that comes while the last value is on its way
             **PRIVATE,
+            **UNCHECKED,
         )
         tell_over(self.finished, "race")
         stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")

@@ -211,17 +211,18 @@ def test_reaching_into_gradio_is_seen(line: str) -> None:
 
 
 def test_what_follows_the_pair_takes_the_method_of_before() -> None:
-    """The choices of methods change with the pair, and other controls tell of it before the method has followed."""
+    """The choices of methods change with the pair; other controls tell of it, or Run is pressed, before the method has
+    followed."""
     page = build(FakeEngine())
-    named = {at for at, block in page.blocks.items() if block.elem_id in ("pair-target", "pair-draft")}
+    telling = {at for at, block in page.blocks.items() if block.elem_id in ("pair-target", "pair-draft", "run")}
     following = [
         function
         for function in page.fns.values()
         if function.fn
-        and {at for at, _ in function.targets} & named
+        and {at for at, _ in function.targets} & telling
         and "method" in {block.elem_id for block in function.inputs}
     ]
-    assert len(following) == 3 and not any(function.preprocess for function in following)
+    assert len(following) == 4 and not any(function.preprocess for function in following)
 
 
 def test_an_upload_is_deleted_once_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

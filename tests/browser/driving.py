@@ -89,7 +89,7 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
         own = cold or bool(options)
         page = idle.pop() if idle and not own else chromium.new_context(viewport=SCREEN, **options).new_page()
         pages[page] = set() if own else {_home(address)}
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.context.grant_permissions(permissions)
         page.emulate_media(color_scheme="dark" if dark else "light")
         listeners[page] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import fill_in, free_port, run_to_end, set_number, status
+from driving import fill_in, free_port, run_to_end, set_number, status, wait_idle
 
 from app.serving.first_screen import first_screen
 
@@ -99,9 +99,11 @@ def test_the_bundled_pair_keeps_its_own(page: Any) -> None:
 
 
 def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:
-    """Its header tells the card what it is; a broken one is a sentence, and the page goes on."""
+    """Its header tells the card what it is; a broken one is a sentence, and the page goes on: the other one is run."""
     from written_gguf import write_gguf
 
+    page.fill("#prompt textarea", "Two and two make")
+    set_number(page, "New tokens", 16)
     write_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
     (tmp_path / "short.gguf").write_bytes((tmp_path / "tiny.gguf").read_bytes()[:20_000])
     page.locator("#pair input").click()
@@ -115,7 +117,8 @@ def test_a_file_is_looked_at_by_its_path(page: Any, tmp_path: Path) -> None:
     field.fill(str(tmp_path / "tiny.gguf"))
     page.keyboard.press("Tab")
     page.wait_for_selector(f"{CARD}[data-level=good]")
-    page.wait_for_timeout(300)
-    run_to_end(page)
+    page.click("#run")
     page.wait_for_function("document.querySelector('#header').innerText.includes('from Q8_0')")
+    wait_idle(page)
+    assert status(page) == "Identical, bit for bit."
     assert not page.get_by_test_id("toast-text").count(), "the head, which this pair has not, was asked for once more"

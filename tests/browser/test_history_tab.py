@@ -275,7 +275,7 @@ def test_a_page_with_a_password_asks_for_it_first(engine: Any, chromium: Any) ->
         server_port=free_port(), auth=("me", "secret"), prevent_thread_lock=True, quiet=True, **launch_options()
     )
     page = chromium.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     page.goto(address)
     page.get_by_label("username").fill("me")
     page.get_by_label("password").fill("wrong")

@@ -17,7 +17,7 @@ from core.progress import SECONDS_BETWEEN_LINES, Stop, console
 
 def add(commands: Commands) -> None:
     train = commands.add_parser("train-head", help="train a draft head on what the target itself writes")
-    add_settings(train, "target", "device")
+    add_settings(train, "target", "precision", "device")
     train.add_argument("--out", metavar="DIR", required=True, help="the head's folder; holds the training, too")
     limit = train.add_mutually_exclusive_group()
     limit.add_argument("--hours", type=float, metavar="H", help="without a limit it trains until it is interrupted")
@@ -49,7 +49,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         raise UserError(f"{out} is a file; name a folder for the head.")
     settings = settings_of(arguments)
     device = resolve_device(settings.device)
-    target = load_model(choose_target(settings.target), device, "bf16", progress=console())
+    target = load_model(choose_target(settings.target), device, settings.precision, progress=console())
     dialogues, head = (Path(given) if given else None for given in (arguments.dialogues, arguments.head))
     plan = Plan(tokens, seconds, prompts, dialogues=dialogues, head=head, kind=arguments.kind)
     trainer = Trainer(target, out, plan, arguments.resume)

@@ -9,7 +9,7 @@ read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from core.loading.model import Model
+from core.progress import never
+from core.runners import prefill
 from core.training.dialogues import Dialogue, as_line, usable
 from core.training.kept import require_room
 
@@ -179,20 +181,15 @@ class Pool:
     def _run(
         self, target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int], draft_ids: Tensor
     ) -> list[list[np.ndarray]]:
-        """One pass over right-padded texts; the arrays of each, in the order of the files."""
-        network: Any = target.network
-        longest = max(len(d.ids) for d in dialogues)
-        ids = torch.tensor([d.ids + [0] * (longest - len(d.ids)) for d in dialogues], device=target.device)
-        out = network.base_model(input_ids=ids, output_hidden_states=True, use_cache=False)
-        features = torch.cat([out.hidden_states[layer] for layer in layers], -1).to(torch.bfloat16)
+        """The arrays of each text, in the order of the files."""
+        read = _one_by_one if target.exact_rows else _side_by_side
         found = []
-        for b, dialogue in enumerate(dialogues):
-            n, first = len(dialogue.ids) - 1, dialogue.start - 1
-            logits = network.get_output_embeddings()(out.last_hidden_state[b, first:n])[:, : target.vocab_size]
+        for dialogue, (features, logits) in zip(dialogues, read(target, dialogues, layers)):
             values, indices = logits[:, draft_ids].float().topk(self._kept)
             probs = (values - logits.float().logsumexp(-1, keepdim=True)).exp()
+            first = dialogue.start - 1
             rows = [
-                features[b, :n].cpu().view(torch.int16).numpy(),
+                features.to(torch.bfloat16).cpu().view(torch.int16).numpy(),
                 padded(indices.int(), first),
                 padded(probs.half(), first),
                 padded(logits.argmax(-1, keepdim=True).int(), first),
@@ -244,6 +241,33 @@ class Pool:
         for name, size in sizes.items():
             with self._file(name).open("ab") as file:
                 file.truncate(rows * size)
+
+
+def _one_by_one(target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each text the features [n, width] of all but its last token, and the logits [answer, vocab] after those from
+    the one before its answer on; by the passes that decode."""
+    for dialogue in dialogues:
+        n, first = len(dialogue.ids) - 1, dialogue.start - 1
+        with target.lease(n) as runner:
+            features = runner.watch(layers)
+            prefill(runner, dialogue.ids[:first], never)
+            logits = runner.feed(torch.tensor(dialogue.ids[first:n]))
+            yield features.take(n), logits
+
+
+def _side_by_side(
+    target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_one_by_one`, by one pass over right-padded texts."""
+    network: Any = target.network
+    longest = max(len(d.ids) for d in dialogues)
+    ids = torch.tensor([d.ids + [0] * (longest - len(d.ids)) for d in dialogues], device=target.device)
+    out = network.base_model(input_ids=ids, output_hidden_states=True, use_cache=False)
+    features = torch.cat([out.hidden_states[layer] for layer in layers], -1)
+    for b, dialogue in enumerate(dialogues):
+        n, first = len(dialogue.ids) - 1, dialogue.start - 1
+        logits = network.get_output_embeddings()(out.last_hidden_state[b, first:n])
+        yield features[b, :n], logits[:, : target.vocab_size]
 
 
 def rows_a_pass(device: torch.device) -> int:

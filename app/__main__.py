@@ -28,7 +28,7 @@ def main() -> int:
     try:
         own_uploads()
         with first_screen(chosen.host, chosen.port, console()) as (tell, port):
-            page, device, pair = prepare(chosen, tell)
+            page, device, engine, pair = prepare(chosen, tell)
         from app.insides import without_tools
         from app.page import launch_options
 
@@ -48,18 +48,17 @@ def main() -> int:
     except KeyboardInterrupt:
         print("Stopped before the page was ready.", file=sys.stderr)
         return 130
-    if warning := unguarded(chosen):
-        print(warning, file=sys.stderr, flush=True)
-    for trouble in unmet(chosen, shared, without_tools(page)):
+    for trouble in filter(None, (engine.instead, unguarded(chosen), *unmet(chosen, shared, without_tools(page)))):
         print(trouble, file=sys.stderr, flush=True)
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
     serve(page, device, pair)
     return 0
 
 
-def prepare(chosen: Namespace, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
-    """The page, the device its visitors share, and the pair that is loaded: what a start takes its time for."""
-    from app.serving.starting import beside, engine_for, load
+def prepare(chosen: Namespace, tell: Callable[[str], None]) -> tuple[Any, Any, Any, Any]:
+    """The page, the device its visitors share, the engine and the pair it has loaded: what a start takes its time
+    for."""
+    from app.serving.starting import beside, bundled_instead, engine_for, load
 
     tell("Importing PyTorch and transformers")
     from app.serving.device import Device
@@ -69,12 +68,15 @@ def prepare(chosen: Namespace, tell: Callable[[str], None]) -> tuple[Any, Any, A
         import app.insides  # noqa: F401  (first: it imports Gradio in half the time)
         from app.api import leave_to_programs
         from app.page import build
-    pair = loading.result()
+    if (why := loading.exception()) and chosen.target is None:
+        engine, pair = bundled_instead(engine, why, tell)
+    else:
+        pair = loading.result()
     tell("Building the page")
     page = build(engine, public=chosen.public, device=device)
     if chosen.mcp:
         leave_to_programs(page)
-    return page, device, pair
+    return page, device, engine, pair
 
 
 if __name__ == "__main__":

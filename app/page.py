@@ -113,7 +113,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         admitted = partial(_admitted, engine, playground.most_new_tokens)
         take_away = TakeAway(admitted, public)
         with gr.Row(elem_id="top"):
-            header = html_block(_header(environment, engine), elem_id="header")
+            header = html_block(_header(environment, engine, engine.settings), elem_id="header")
             html_block(DRAFTED_BY, elem_id="drafted-by")
             take_away.build()
         with gr.Tabs(elem_id="tabs") as tabs:
@@ -153,10 +153,12 @@ def _race(
     yield from queued_race(device, engine, prompt_text(prompt), admitted(**controls), stop, runs)
 
 
-def _header(environment: dict[str, Any], engine: Engine, **changes: Any) -> str:
-    hints = [hint] if (hint := engine.hint()) else []
-    found = facts(environment, replace(engine.settings, **changes))
-    return header_html(target_of(environment), found, [*notes(environment), *hints])
+def _header(environment: dict[str, Any], engine: Engine, settings: Settings) -> str:
+    """The line at the top over a pair that is loaded."""
+    hint = engine.hint() if settings.target == engine.settings.target else None
+    return header_html(
+        target_of(environment), facts(environment, settings), [*notes(environment), *([hint] if hint else [])]
+    )
 
 
 def _keep_header_true(
@@ -171,8 +173,7 @@ def _keep_header_true(
             settings = replace(engine.settings, method=method, draft_length=draft_length)
         if (pair := engine.loaded(settings)) is None:
             return header_html(short_pair(settings), facts_before_loading(started, settings))
-        environment = engine.environment(pair)
-        return header_html(target_of(environment), facts(environment, settings), notes(environment))
+        return _header(engine.environment(pair), engine, settings)
 
     names = ("method", "draft_length", *PAIR_CONTROLS)
     options: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -78,5 +79,15 @@ def on_disk(full: str, refused: Callable[[str], str]) -> Iterator[None]:
     """What goes wrong in writing, as a UserError: `full` where there is no room, else `refused` of the reason."""
     try:
         yield
-    except OSError as error:
-        raise UserError(full if is_full(error) else refused(error.strerror or str(error))) from None
+    except Exception as error:
+        if (known := _of_system(error)) is None:
+            raise
+        raise UserError(full if is_full(known) else refused(known.strerror or str(known))) from None
+
+
+def _of_system(error: Exception) -> OSError | None:
+    """The error of the system that an exception is; tokenizers and safetensors tell it in their words."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None

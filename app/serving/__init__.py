@@ -51,6 +51,8 @@ class Engine:
         """Whether strangers use it: they may load what is offered, and nothing else."""
         self.chat = False
         """Whether the pair of the start answers messages, and does not go on with a text."""
+        self.instead: str | None = None
+        """Why the bundled pair runs in place of the default one, and what to do about it."""
         self.remote: Remote | None = None
         """Where races run, if not in this process (app/serving/spaces.py)."""
         self._kept = kept
@@ -168,9 +170,11 @@ class Engine:
         return example_of(self.settings)
 
     def hint(self) -> str | None:
-        """How to get the chat model, where the bundled pair runs because it is not there."""
+        """How to get the chat model, where the bundled pair runs because it is not there, or could not be had."""
         from core.loading.pair import HOW_TO_GET_IT, at_hand
 
+        if self.instead:
+            return self.instead
         return HOW_TO_GET_IT if self.settings.target == POCKET_NAME and not at_hand(SMOLLM2_NAME) else None
 
     def inspect(self, settings: Settings, acceptance: Acceptance | None = None) -> dict[str, Any]:

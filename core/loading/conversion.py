@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, dequantize, quantize
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from core.disk import folder_for_now, on_disk, require_room, user_folder, writable
@@ -92,7 +93,18 @@ def origin(folder: Path) -> str | None:
 def converted(file: Path) -> Path | None:
     """The folder of a file that was converted before."""
     folder = _place(fingerprint(file))
-    return folder if (folder / ORIGIN).is_file() else None
+    return folder if _is_whole(folder) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all was written, and nothing was cut off since; what is not whole is made anew."""
+    try:
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "np"):
+                pass
+    except (OSError, SafetensorError):
+        return False
+    return (folder / ORIGIN).is_file()
 
 
 def fingerprint(file: Path) -> str:
@@ -124,7 +136,7 @@ def convert(file: Path, progress: Progress = silent, stop: Stop = never) -> Path
     with _on_disk(header):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
-            if (folder / ORIGIN).is_file():  # another process was faster
+            if _is_whole(folder):  # another process was faster
                 return folder
             shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:

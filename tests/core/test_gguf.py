@@ -124,6 +124,28 @@ def test_a_file_is_converted_once(file):
     assert folder.parent == cache_folder() and not list(folder.parent.glob(".making-*"))
 
 
+def test_what_was_cut_short_in_the_cache_is_converted_anew(file):
+    weights = convert(file) / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert converted(file) is None
+    convert(file)
+    assert weights.read_bytes() == whole
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Exception("No space left (os error 28)")])
+def test_a_disk_that_fills_up_in_the_middle_is_told_in_a_sentence(file, monkeypatch, error):
+    """Whether Python's own code meets it or that of a library in Rust."""
+
+    def strike(*_):
+        raise error
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", strike)
+    with pytest.raises(UserError, match=r"^The disk is too full to convert tiny\.gguf; free some space, or "):
+        convert(file)
+    assert cache_size() == 0
+
+
 def test_another_content_is_another_key(file):
     folder = convert(file)
     with file.open("r+b") as stream:

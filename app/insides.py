@@ -25,6 +25,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
+from core.disk import is_full
+
 
 @contextmanager
 def without_stubs() -> Iterator[None]:
@@ -218,6 +220,14 @@ class BoundedBodies:
 
         try:
             await self.app(scope, received, send)
+        except OSError as error:
+            if not upload:
+                raise
+            why = "the disk is full" if is_full(error) else error.strerror
+            told = PlainTextResponse(
+                f"Files cannot be taken here just now: {why}. Paste the text instead.", 507, HANG_UP
+            )
+            await told(scope, receive, send)
         finally:
             self.held -= taken
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from errno import ENOSPC
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,20 @@ def test_uploads_are_bounded(taking: str, monkeypatch: pytest.MonkeyPatch) -> No
     files = [{"files": (f"{n}.txt", b"x" * 60)} for n in range(4)]
     assert [httpx.post(f"{taking}upload", files=each).status_code for each in files] == [200, 200, 507, 507]
     assert uploaded_bytes() > 100
+
+
+def test_an_upload_to_a_full_disk_is_answered_in_a_sentence(taking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next one is taken, once there is room."""
+
+    def full(*_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("starlette.datastructures.UploadFile.write", full)
+        answer = httpx.post(f"{taking}upload", files={"files": ("a.txt", b"x")})
+    assert answer.status_code == 507
+    assert answer.text == "Files cannot be taken here just now: the disk is full. Paste the text instead."
+    assert httpx.post(f"{taking}upload", files={"files": ("a.txt", b"x")}).status_code == 200
 
 
 def test_a_request_is_bounded_whatever_is_in_it(taking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def without_stubs() -> Iterator[None]:
 with without_stubs():  # for whoever imports this module before Gradio
     import gradio as gr
     from gradio.events import EventListener
+    from gradio.state_holder import SessionState
     from gradio.utils import get_upload_folder
 
     from app.assets import FOREVER, address
@@ -251,6 +252,19 @@ def uploaded_bytes() -> int:
 def hang_up(page: gr.Blocks) -> None:
     """Let the server end though browsers hold connections open: uvicorn waits for them unless `force_exit` is set."""
     page.server.force_exit = True
+
+
+def keep_no_copies() -> None:
+    """Gradio keeps of every session a description of the whole page and the last value of each component, for deep
+    links, of which there are none here: half a megabyte and all that was run last, long after a tab was closed."""
+
+    class Nothing(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            pass
+
+    kept: Any = SessionState
+    kept.config_values = property(lambda session: Nothing(), lambda session, value: None)
+    kept._update_value_in_config = lambda session, key, value: None
 
 
 def without_tools(page: gr.Blocks) -> str | None:

@@ -16,7 +16,7 @@ from app.compare import Compare
 from app.explain import Explain
 from app.header import DRAFTED_BY, facts, facts_before_loading, header_html, notes, short_pair, target_of
 from app.history import History
-from app.insides import QUIET, UNCHECKED, UPLOADS_STAY, BoundedBodies, KeptForGood, calling, html_block
+from app.insides import QUIET, UNCHECKED, UPLOADS_STAY, BoundedBodies, KeptForGood, calling, html_block, keep_no_copies
 from app.playground import Playground
 from app.playground.race import queued_race
 from app.playground.take_away import Check, TakeAway
@@ -81,6 +81,7 @@ SCRIPTS = (
 
 def build(engine: Engine, public: bool = False, device: Device | None = None) -> gr.Blocks:
     """The whole page over a loaded pair."""
+    keep_no_copies()
     pair = engine.load(engine.settings)
     methods = engine.methods(pair)
     if methods.get(engine.settings.method) is not None:  # a pair without a draft starts with what it can do

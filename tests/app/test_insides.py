@@ -17,6 +17,7 @@ import gradio as gr
 import httpx
 import pytest
 from fakes import FakeEngine
+from gradio.state_holder import SessionState
 from packaging.requirements import Requirement
 from starlette.middleware import Middleware
 
@@ -109,6 +110,15 @@ def test_of_a_string_that_grew_the_new_end_alone_is_sent(demo: str) -> None:
 def test_a_figure_is_sent_as_its_own_json_says() -> None:
     sent = gr.Plot().postprocess(figure("tokens", "seconds", "a-name"))
     assert sent and json.loads(sent.plot)["config"] == tools("a-name")
+
+
+def test_a_session_keeps_no_copy_of_the_page_nor_of_what_was_shown() -> None:
+    page = build(FakeEngine())
+    session = SessionState(page)
+    (run,) = (function for function in page.fns.values() if function.name == "run" and function.api_name == "run_1")
+    for each in run.outputs:
+        session._update_value_in_config(each._id, "x" * 1000)
+    assert not list(session.components)
 
 
 def test_every_endpoint_is_found_by_its_name() -> None:

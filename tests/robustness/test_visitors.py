@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from driving import free_port
 from fakes import FakeEngine
+from measure_tabs import measure, scripted_engine
 
 from app.api import STARTING
 from app.page import build, launch_options
@@ -98,3 +100,10 @@ def test_a_tab_that_closes_while_models_load_holds_nobody_up(page: tuple[Deaf, s
     other.join(20)
     assert slowest < LOADING / 2, f"everybody waited {slowest:.1f} s for a tab that was gone"
     assert done and engine.ended and done[0] > engine.ended, "the device was given away while models were loading"
+
+
+def test_of_tabs_that_close_in_the_middle_nothing_stays(tmp_path: Path) -> None:
+    """Of a training, a sweep and lanes of servers (a small edition of measure_tabs.py)."""
+    for kind, found in measure(scripted_engine(tmp_path), tabs=5).items():
+        assert found["during"]["turns"] == 5 and found["during"]["generators"], kind
+        assert not any(found["left"].values()), f"{kind}: {found['left']}"

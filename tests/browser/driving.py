@@ -121,13 +121,15 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
 
 def open_all(page: Any) -> None:
     """All prompts, the side panel and what is behind More, as somebody has them who works with the page."""
-    page.evaluate("document.querySelector('[data-new]')?.removeAttribute('data-new')")
-    if page.locator(".more-chips:visible").count():
-        page.click(".more-chips")
-    if not page.locator("#sidebar.open").count():
-        page.click(".gear")
-    if not page.locator(".race[data-more]").count():
-        page.click("#more")
+    page.evaluate(
+        """() => {
+            document.querySelector("[data-new]")?.removeAttribute("data-new");
+            const press = (button, open) => document.querySelector(open) ?? document.querySelector(button).click();
+            press(".more-chips", ".more-chips[hidden]");
+            press(".gear", "#sidebar.open");
+            press("#more", ".race[data-more]");
+        }"""
+    )
     page.wait_for_selector("#sidebar.open #pair", state="visible")
 
 

@@ -409,8 +409,10 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
 
 
 def test_a_pane_whose_script_does_not_come_says_so(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
-    page = visit(scripted[1], cold=True)
-    page.route("**/train/train.js", lambda route: route.abort())
+    page = visit(scripted[1])
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.setBlockedURLs", {"urls": ["*/train/train.js"]})  # a route would turn the cache off
     page.reload()
     page.wait_for_function("document.querySelector('.race')?.race")
     open_tab(page, "train")
@@ -418,6 +420,7 @@ def test_a_pane_whose_script_does_not_come_says_so(scripted: tuple[Any, str], en
     assert "Reload the page" in page.inner_text("#training .not-loaded")
     open_tab(page, "playground")
     run_to_end(page)
+    session.detach()
 
 
 LISTENERS = """() => {

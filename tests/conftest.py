@@ -19,15 +19,17 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 @pytest.hookimpl(tryfirst=True)  # before the processes are told what there is
 def pytest_collection_modifyitems(items):
-    """Files whose tests share something slow to make stay together when several processes test."""
+    """Tests of a file that share something slow to make stay together when several processes test."""
     for item in items:
-        if item.path.stem in ("test_recipe", "test_security", "test_faults", "test_quantised", "test_memory"):
+        shared = any(each[-1].scope == "module" for each in item._fixtureinfo.name2fixturedefs.values())
+        if item.get_closest_marker("xdist_group") is None and (shared or item.path.stem == "test_faults"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-def pytest_sessionstart():
-    """What tests import is not written out for an editor."""
-    import app.insides  # noqa: F401
+def pytest_sessionstart(session):
+    """What tests import is not written out for an editor. Who only hands tests out to other processes imports none."""
+    if not session.config.getoption("numprocesses", None):
+        import app.insides  # noqa: F401
 
 
 @pytest.hookimpl(trylast=True)

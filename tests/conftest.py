@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-def pytest_sessionstart(session):
-    """What tests import is not written out for an editor. Who only hands tests out to other processes imports none."""
-    if not session.config.getoption("numprocesses", None):
+def pytest_collectstart(collector):
+    """What tests of the page import is not written out for an editor."""
+    if collector.path.parent.name in ("app", "browser", "robustness"):
         import app.insides  # noqa: F401
 
 

@@ -80,3 +80,38 @@ def progress_line(done: int, total: int, of: str, count: str, text: str) -> str:
     bar = f"<progress max='{total}' value='{done}' aria-label='{escape(of)}'></progress>"
     said = f"<p><b>{escape(count)}</b> {escape(text)}</p>"
     return f"<div class='status-line' data-kind='running'><div>{said}</div>{bar}</div>"
+
+
+SKETCH = (300, 110, 6)
+"""Width, height and margin of a sketch."""
+
+
+def sketches_html(label: str, pictures: Sequence[tuple[str, str, str]]) -> str:
+    """What a tab will show, in small and greyed, before it was used: titles, answers and drawings under a label that
+    says where they are from."""
+    figures = "".join(
+        f"<figure><figcaption><b>{escape(title)}</b><span>{escape(answer)}</span></figcaption>{drawing}</figure>"
+        for title, answer, drawing in pictures
+    )
+    return f'<div class="sketches"><p>{escape(label)}</p><div>{figures}</div></div>'
+
+
+def sketch(body: str) -> str:
+    width, height, _ = SKETCH
+    return f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{body}</svg>'
+
+
+def line_sketch(*lines: Sequence[tuple[float, float]]) -> str:
+    """Lines through points, on axes from 0."""
+    width, height, margin = SKETCH
+    most_x, most_y = (max(point[axis] for points in lines for point in points) or 1 for axis in (0, 1))
+    drawn = ""
+    for points in lines:
+        placed = [
+            (margin + (width - 2 * margin) * x / most_x, height - margin - (height - 2 * margin) * y / most_y)
+            for x, y in points
+        ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in placed)
+        drawn += f'<polyline points="{path}"/>{dots}'
+    return sketch(drawn)

@@ -26,6 +26,7 @@ from app.tokens import stream
 from app.tokens.charts import SERIES, Chart, add_line, figure
 from app.tokens.markup import json_text
 from app.train.events import short, training_events
+from app.train.example import example_html
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
 from core.drafting.methods import BLOCK, HEAD, method_of
@@ -188,6 +189,7 @@ class Train:
         words = html_block(elem_id="train-words")
         plan, upload, start, resume, stop = self._choices()
         training = component()
+        html_block(example_html(), elem_id="train-example")
         with gr.Column(visible=False, elem_id="train-kept") as column:
             with gr.Row(elem_id="train-kept-row"):
                 kept = html_block(elem_id="train-kept-words")

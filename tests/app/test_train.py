@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from app.serving.device import Device
 from app.serving.turns import guarded, with_device
 from app.train import BUNDLED, KINDS, NEW, TOKENS, Train, plan_from, prompts_of_file
 from app.train.events import training_events
+from app.train.example import LOOKS, example_html
 from core.errors import UserError
 from core.progress import never
 
@@ -213,3 +215,13 @@ def test_a_bad_file_of_prompts_gets_one_sentence(content: bytes, said: str, tmp_
     file.write_bytes(content)
     with pytest.raises(gr.Error, match=said):
         prompts_of_file(str(file))
+
+
+def test_before_the_first_training_an_example_shows_how_one_went():
+    """The looks that are shipped, labelled with where they were recorded: from few right guesses to more."""
+    looks = json.loads(LOOKS.read_text())["looks"]
+    html = example_html()
+    assert html.count("<svg") == 2 and html.count("<polyline") == len(looks[0]["agreement"]) + 1
+    assert re.search(r"An example: \d+ .* of a head for the bundled target, recorded on .*; yours comes here", html)
+    assert f"{looks[0]['agreement'][0]:.0%} at the start" in html
+    assert looks[-1]["agreement"][0] > looks[0]["agreement"][0]

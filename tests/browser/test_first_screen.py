@@ -74,6 +74,19 @@ def test_a_question_is_answered_in_both_panes(page: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [1440, 1152])
+def test_with_all_open_nothing_is_cut(page: Any, width: int) -> None:
+    """The four numbers beside the shipped example, and the last line of the side panel that is in sight."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function("document.querySelector('.race .past').innerText.startsWith('An example')")
+    below = """() => { const column = document.querySelector(".race .numbers").getBoundingClientRect();
+        const seen = [...document.querySelectorAll(".race .number")].map(each => each.getBoundingClientRect());
+        return [seen.length, ...seen.map(each => Math.round(column.bottom - each.bottom))]; }"""
+    count, *room = page.evaluate(below)
+    assert count == 4 and min(room) >= 0, room
+    assert "gradient" in page.evaluate("getComputedStyle(document.querySelector('.sidebar-content')).maskImage")
+
+
 def test_eight_messages_and_what_each_shows(page: Any) -> None:
     chips = page.locator(".prompt-chips:visible .chip")
     assert chips.count() == 8

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import time
 import weakref
 from io import StringIO
@@ -217,6 +220,29 @@ def test_an_earlier_run_is_shown_again_but_not_over_one_that_is_going_on(page: A
     assert digest(json.loads(download(page, "[data-take=json]"))) == first
     run_to_end(page)
     assert shown(page)[0]["prompt"] == "another"
+
+
+def test_a_link_says_who_can_open_it(page: Any) -> None:
+    """On this machine's own address nobody else can; what can be sent is the replay page."""
+    page.click(".take-away summary")
+    assert page.inner_text("[data-take=link]").endswith("for this machine alone: prompt and settings")
+    page.click("[data-take=link]")
+    noticed(page, "Nobody else can open it: this page runs on this machine alone.")
+    assert clipboard(page).startswith("http://127.0.0.1")
+
+
+def test_a_copied_command_runs_as_it_is(page: Any, tmp_path: Path) -> None:
+    """In any folder, with no environment active."""
+    page.fill("#prompt textarea", "x = 1\ny = ")
+    set_number(page, "New tokens", 4)
+    page.wait_for_timeout(300)
+    share(page, "command")
+    noticed(page, "copied")
+    line = clipboard(page)
+    assert sys.executable in line and "--max-new-tokens 4" in line
+    given = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "OMP_NUM_THREADS") if name in os.environ}
+    ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, env={"PATH": os.defpath, **given}, capture_output=True)
+    assert ran.returncode == 0 and ran.stdout.strip(), ran.stderr
 
 
 def test_a_saved_race_opens_in_another_visit(page: Any, scripted: tuple[Any, str], engine: Any, visit: Any) -> None:

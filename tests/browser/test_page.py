@@ -62,6 +62,15 @@ def test_a_newcomer_sees_one_picture(scripted: tuple[Any, str], engine: Any, vis
     page.wait_for_selector(".race[data-more] .charts", state="visible")
 
 
+def test_a_phone_begins_with_the_prompt(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    """What is known of the machine, and what to point at, is for who opens the side panel."""
+    page = visit(scripted[1], newcomer=True)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.locator("#prompt").bounding_box()["y"] < 250
+    assert page.locator("#run").bounding_box()["y"] < 400
+    assert not page.is_visible(".facts") and not page.locator(".help").locator("visible=true").count()
+
+
 def test_nothing_moves_when_a_run_ends(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
     page = visit(scripted[1], newcomer=True)
     places = "['#speculative-stream', '#plain-stream', '.scrubber', '#more'].map(each => document.querySelector(each))"

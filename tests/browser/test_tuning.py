@@ -123,6 +123,18 @@ def test_where_speculation_loses_use_it_means_plain(scripted: tuple[Any, str], e
     assert page.get_by_label("Plain only").is_checked()
 
 
+def test_the_box_of_ones_own_prompts_says_what_parts_them(page: Any) -> None:
+    """Two lines are one prompt; a line of --- between them makes two, and so the sweep is told."""
+    page.click("#tune-own button")
+    page.wait_for_selector("#tune-own label >> text=a line of --- ends one and begins the next")
+    told = []
+    for text in ("one\ntwo", "one\n---\ntwo"):
+        page.fill("#tune-own-text textarea", text)
+        page.wait_for_timeout(1000)
+        told.append(int(page.inner_text(STATUS).split(" runs")[0].split()[-1]))
+    assert told[1] > told[0]
+
+
 def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: Any) -> None:
     engine.pace = 2.0
     assert page.is_disabled("#tune-stop")

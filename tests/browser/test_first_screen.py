@@ -84,7 +84,8 @@ def test_with_all_open_nothing_is_cut(page: Any, width: int) -> None:
         return [seen.length, ...seen.map(each => Math.round(column.bottom - each.bottom))]; }"""
     count, *room = page.evaluate(below)
     assert count == 4 and min(room) >= 0, room
-    assert "gradient" in page.evaluate("getComputedStyle(document.querySelector('.sidebar-content')).maskImage")
+    assert "gradient" in page.evaluate("getComputedStyle(document.querySelector('#help'), '::before').backgroundImage")
+    assert page.is_visible(".help >> text=Point at a control")
 
 
 def test_eight_messages_and_what_each_shows(page: Any) -> None:

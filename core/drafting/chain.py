@@ -33,10 +33,7 @@ class Ending(Protocol):
 def confidence_of(rows: Tensor, q: Tensor | None) -> Tensor:
     """The highest probability [n] of each law q [n, vocab]; without one, where the likeliest token is a point mass,
     that of the softmax of logits [n, vocab]."""
-    if q is not None:
-        return q.amax(-1)
-    rows = rows.float()
-    return (rows - rows.amax(-1, keepdim=True)).exp_().sum(-1).reciprocal_()
+    return (rows.softmax(-1, dtype=torch.float32) if q is None else q).amax(-1)
 
 
 Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]

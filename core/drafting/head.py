@@ -147,7 +147,7 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         if output is None:
             return Draft.none(self.runner.device)
         chain = Chain(length, self._sampling, uniforms, self.ending)
-        while (drawn := chain.draw(head.logits(output))) is not None and chain.goes_on():
+        while (drawn := chain.draw(self.runner.logits(output))) is not None and chain.goes_on():
             output = self.runner.draft(head.target_ids[drawn], output)
         draft = chain.draft(self.runner.device)
         draft.tokens, draft.ids = head.target_ids[draft.tokens], head.target_ids
@@ -206,7 +206,7 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
         reached = torch.zeros(1, device=self.runner.device, dtype=torch.float32)
         seen = torch.empty(1, 0, dtype=torch.bool, device=self.runner.device)
         while True:
-            logits = head.logits(output)
+            logits = self.runner.logits(output)
             k = min(BEAMS, logits.shape[1])
             likely, index = self._log_law(logits).topk(k)
             first = sum(map(len, tokens))

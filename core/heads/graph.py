@@ -57,6 +57,9 @@ class GraphHeadRunner:
         """Whether it holds no more memory than one that is kept for later may."""
         return self._capacity <= capacity_for(USUAL)
 
+    def logits(self, output: Tensor) -> Tensor:
+        return self.head.logits(output)
+
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 

@@ -65,6 +65,9 @@ class MtpRunner:
         self.length = 0
         self._cache = MtpCache()
 
+    def logits(self, output: Tensor) -> Tensor:
+        return self.head.logits(output)
+
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
         crop(self._cache, self.length)

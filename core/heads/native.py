@@ -131,7 +131,17 @@ class HeadPrograms:
         rows = Rows(self.program, self._work, n, self.program.starts[-1], last, given=((HIDDEN, output),), wanted=n)
         found = run_pass(rows).logits
         assert found is not None
-        return found[:, : self._count].to(self.work)
+        return self.cut(found)
+
+    def cut(self, logits: Tensor) -> Tensor:
+        """Without the columns that fill up."""
+        return logits[:, : self._count].to(self.work)
+
+    def parted(self, features: Tensor) -> list[tuple[int, Tensor]]:
+        """Features [n, …] as the buffers take them that the norms read."""
+        return list(
+            enumerate([features] if self.part == features.shape[1] else features.split(self.part, -1), FEATURES)
+        )
 
 
 class NativePasses:
@@ -149,14 +159,17 @@ class NativePasses:
     def capacity(self) -> int:
         return self._cache.capacity
 
-    def __call__(self, ids: Tensor, start: int, rows: Tensor, joined: bool, visible: Tensor | None) -> Tensor:
+    def __call__(
+        self, ids: Tensor, start: int, rows: Tensor, joined: bool, visible: Tensor | None, wanted: int
+    ) -> tuple[Tensor, Tensor]:
         """A pass of ids [n] whose keys and values are put at row `start`; `rows` are features, or `joined` inputs [n,
-        hidden]. Of a tree, each row sees what `visible` [n, start + n] says. Output [n, hidden]."""
+        hidden]. Of a tree, each row sees what `visible` [n, start + n] says. Outputs [n, hidden], and the logits of the
+        last rows `wanted` [wanted, draft vocabulary]."""
         programs, program = self._programs, self._programs.program
-        first, last = program.starts[0] if joined else 0, program.starts[-1]
-        parts = [(INPUTS, rows)] if joined else list(enumerate(rows.split(programs.part, -1), FEATURES))
-        n = len(ids)
-        asked = Rows(program, self._work, n, first, last, ids, self._cache, start, visible=visible, given=parts)
-        found = run_pass(asked).hidden
-        assert found is not None
-        return found.to(programs.work)
+        first, last = program.starts[0] if joined else 0, len(program.steps)
+        parts = [(INPUTS, rows)] if joined else programs.parted(rows)
+        asked = Rows(program, self._work, len(ids), first, last, ids, self._cache, start, None, visible, parts)
+        asked.wanted, asked.both = wanted, True
+        found = run_pass(asked)
+        assert found.hidden is not None and found.logits is not None
+        return found.hidden.to(programs.work), programs.cut(found.logits)

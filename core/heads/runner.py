@@ -36,6 +36,8 @@ class HeadRunner:
         self.length = 0
         assert head.native is not None
         self._passes = NativePasses(head.native, capacity)
+        self._told: tuple[Tensor, Tensor] | None = None
+        """The outputs of the newest pass whose logits came with it, and those."""
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -44,7 +46,7 @@ class HeadRunner:
     @torch.inference_mode()
     def read(self, ids: Tensor, features: Tensor) -> Tensor:
         """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden]."""
-        return self._pass(ids, features, False, None)
+        return self._pass(ids, features, False, None, 1)
 
     @timed_pass
     @torch.inference_mode()
@@ -54,12 +56,23 @@ class HeadRunner:
         """Append recurrent rows: ids [n] and the outputs [n, hidden] they were proposed from; output [n, hidden].
 
         Of a tree, `positions` [n] and `visible` bool [n, length + n] tell where each row stands and what it sees."""
-        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, visible)
+        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, visible, len(ids))
 
-    def _pass(self, ids: Tensor, rows: Tensor, joined: bool, visible: Tensor | None) -> Tensor:
+    def logits(self, output: Tensor) -> Tensor:
+        """Outputs [n, hidden] as logits [n, draft vocabulary]. Those of the last row read, and of all that were drafted
+        on from, came with the pass."""
+        if self._told is not None:
+            rows, logits = self._told
+            if output.data_ptr() == rows.data_ptr() and output.shape == rows.shape:
+                return logits
+        return self.head.logits(output)
+
+    def _pass(self, ids: Tensor, rows: Tensor, joined: bool, visible: Tensor | None, wanted: int) -> Tensor:
         start = self.length
         self.length += len(ids)
-        return self._passes(ids, start, rows, joined, visible)
+        outputs, logits = self._passes(ids, start, rows, joined, visible, wanted)
+        self._told = outputs[len(outputs) - wanted :], logits
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,6 @@ def _time(runner: AnyHeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor
     synchronise(runner.device)
     start = time.perf_counter()
     output = one_pass()
-    likeliest(runner.head.logits(output))
+    likeliest(runner.logits(output))
     synchronise(runner.device)
     return output, time.perf_counter() - start

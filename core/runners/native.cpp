@@ -559,7 +559,7 @@ static void tiles(const Weight* w, const Activations& a, int64_t row, int rows, 
 
 #define MOST_THREADS 64
 #define TURNS 64     // of waiting before the processor is left to others
-#define PATIENCE 600 // times it is left before a thread goes to sleep between passes
+#define PATIENCE 4000 // times it is left before a thread goes to sleep between passes
 
 typedef struct { int64_t generation; int32_t waiting; char apart[52]; } Barrier;
 

@@ -66,7 +66,7 @@ class NativeRunner:
             given = ((HIDDEN, held),)
             done = self._pass(program, middle, end, ids, start, None, wanted, given=given, of=self._net)
         if self.features and done.features is not None:
-            self.features.add(start, done.features.to(self._net.dtype))
+            self.features.add(start, done.features.to(torch.promote_types(self._net.dtype, torch.float32)))
         self._fed = n
         self._length += n
         return self._logits(done)

@@ -71,8 +71,9 @@ class Rows:
 
     `ids` [n], where tokens are fed: behind `start` cells of the `cache`, one after the other, or as a tree of
     `parents`, or of what each row sees, `visible` [n, start + n]. `given`: row buffers to be filled before, by number.
-    Wanted are the `logits` of the last so many rows; where the program notes hidden states, so many columns of
-    `features`. `of`: the network whose whole pass it is, None for one of a few of its layers or of a head.
+    Wanted are the `logits` of the last so many rows, or else what leaves the steps, `hidden`, of all; with `both`, that
+    too. Where the program notes hidden states, so many columns of `features`. `of`: the network whose whole pass it is,
+    None for one of a few of its layers or of a head.
     """
 
     program: Program
@@ -87,6 +88,7 @@ class Rows:
     visible: Tensor | None = None
     given: Sequence[tuple[int, Tensor]] = ()
     wanted: int = 0
+    both: bool = False
     columns: int = 0
     of: Any = None
     logits: Tensor | None = None
@@ -156,27 +158,38 @@ def run_rows(group: Sequence[Rows]) -> None:
     if columns := group[0].columns:
         noted = torch.empty(n, columns, dtype=torch.float32)
         each.output, each.stride = noted.data_ptr(), columns
-        for rows, part in zip(group, noted.split(counts)):
+        for rows, part in zip(group, _parts(noted, counts)):
             rows.features = part
-    each.first, each.last, each.wanted = first, last, 0
-    if not wanted:
+    # Where those whose logits are wanted do not lie side by side, they are laid so.
+    apart = len(group) > 1 and 0 < wanted < n and first < head
+    each.first, each.last, each.wanted = first, head if apart else last, 0
+    if apart or not wanted:
         run(program, each)
-        for rows, part in zip(group, work.buffers[HIDDEN][:n].clone().split(counts)):
-            rows.hidden = part
-        return
-    if len(group) > 1 and wanted < n and first < head:  # those whose logits are wanted do not lie side by side
-        each.last = head
-        run(program, each)
-        hidden = work.buffers[HIDDEN][:n].split(counts)
-        tails = torch.cat([part[len(part) - rows.wanted :] for rows, part in zip(group, hidden)])
+        _note_hidden(group, work, counts)
+    if apart:
+        tails = torch.cat([rows.hidden[len(rows.hidden) - rows.wanted :] for rows in group])  # type: ignore[index,arg-type]
         each = work.fit(wanted, team.threads())
         work.buffers[HIDDEN][:wanted] = tails
         each.first, each.last = head, last
+    if not wanted:
+        return
     logits = torch.empty(wanted, program.outs, dtype=torch.float32)
     each.wanted, each.logits = wanted, logits.data_ptr()
     run(program, each)
-    for rows, part in zip(group, logits.split([rows.wanted for rows in group])):
+    for rows, part in zip(group, _parts(logits, [rows.wanted for rows in group])):
         rows.logits = part
+    if group[0].both and not apart:
+        _note_hidden(group, work, counts)
+
+
+def _note_hidden(group: Sequence[Rows], work: Workspace, counts: Sequence[int]) -> None:
+    for rows, part in zip(group, _parts(work.buffers[HIDDEN][: sum(counts)].clone(), counts)):
+        rows.hidden = part
+
+
+def _parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Those of each text. Of one alone it is all of them: what runs behind a pass finds nothing in the caches."""
+    return (rows,) if len(counts) == 1 else rows.split(counts)
 
 
 T = TypeVar("T")

@@ -86,10 +86,10 @@ class Model:
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)
     origin: str | None = None
     folder: Path | None = None
-    _idle: list[AnyRunner] = field(default_factory=list, repr=False)
-    _lock: Any = field(default_factory=Lock, repr=False)
-    _fused: NativeNetwork | StaticNetwork | None = field(default=None, repr=False)
-    _parameters: int = field(default=0, repr=False)
+    _idle: list[AnyRunner] = field(default_factory=list, init=False, repr=False)
+    _lock: Any = field(default_factory=Lock, init=False, repr=False)
+    _fused: NativeNetwork | StaticNetwork | None = field(default=None, init=False, repr=False)
+    _parameters: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Choose the kind of runner: on a CPU the fused forward, on CUDA captured passes of it, where they apply; else

@@ -230,7 +230,7 @@ def test_the_answer_is_a_sentence():
 def test_texts_of_a_target_whose_passes_are_not_shared_take_turns(pair):
     """On transformers' own forward: round by round, and the same texts."""
     expected = alone(pair, "draft", 0.0, draft_length=2)
-    target = replace(pair.target, _idle=[])
+    target = replace(pair.target)
     target.fall_back("for a test")
     turns = replace(pair, target=target)
     assert at_once(turns, "draft", 0.0, 3, draft_length=2) == expected
@@ -238,7 +238,7 @@ def test_texts_of_a_target_whose_passes_are_not_shared_take_turns(pair):
 
 def test_texts_to_learn_from_are_the_same_in_slots_of_their_own(pair):
     """As by transformers' own cache of one length: the likeliest tokens of each, ended or not."""
-    target = replace(pair.target, _idle=[])
+    target = replace(pair.target)
     prompts, heat = [random_prompt(n) for n in (3, 9, 1, 6)], [0.0] * 4
     ends = frozenset(range(0, 90))
 

@@ -329,9 +329,7 @@ def pair(tmp_path_factory):
         tokenizer.save_pretrained(folder / role)
     settings = Settings(target=str(folder / "target"), draft=str(folder / "draft"), device="cpu", precision="fp32")
     loaded = load_pair(settings)
-    target, draft = (
-        replace(model, network=model.network.double(), _idle=[], _fused=None) for model in (loaded.target, loaded.draft)
-    )
+    target, draft = (replace(model, network=model.network.double()) for model in (loaded.target, loaded.draft))
     return replace(loaded, target=target, draft=draft)
 
 

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import GeneratorType
 from typing import Any
@@ -145,8 +146,9 @@ def measure(engine: Any, tabs: int, tell: Callable[[str], object] = lambda line:
 
     page = Page(engine)
     try:
-        with stand_in_server("llama.cpp", seconds_per_word=1.0) as server:
-            return asyncio.run(all_kinds(page, server.address))
+        # On a thread of its own: whoever calls may have a loop already.
+        with stand_in_server("llama.cpp", seconds_per_word=1.0) as server, ThreadPoolExecutor(1) as alone:
+            return alone.submit(asyncio.run, all_kinds(page, server.address)).result()
     finally:
         page.blocks.close(verbose=False)
 

@@ -88,9 +88,18 @@ def test_controls(changes: dict[str, Any]) -> None:
     assert sentence is None or is_sentence(sentence)
 
 
-@pytest.fixture(scope="module")
-def playground() -> Playground:
-    logging.getLogger("app.serving.turns").setLevel(logging.CRITICAL)
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """Faults are what is looked for; the log would have them once more."""
+    log = logging.getLogger("app.serving.turns")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(level)
+
+
+@pytest.fixture
+def playground(unlogged: None) -> Playground:
     return Playground(FakeEngine(pace=0), Device(), most_new_tokens=24)
 
 
@@ -204,9 +213,8 @@ def test_links(query: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["generate", "compare", "sweep", "trace", "lossless"])
-def test_endpoints(name: str) -> None:
+def test_endpoints(name: str, unlogged: None) -> None:
     """What programs may call, with anything for any argument: an answer, or an error in a sentence."""
-    logging.getLogger("app.serving.turns").setLevel(logging.CRITICAL)
     page = build(FakeEngine(pace=0), public=True)
     call = next(found.fn for found in page.fns.values() if found.api_name == name)
     required = {"prompt": "def f():", "document": {}, "settings": {}, "lanes": [{}, {"method": "plain"}]}

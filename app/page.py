@@ -156,10 +156,10 @@ def _race(
 
 def _header(environment: dict[str, Any], engine: Engine, settings: Settings) -> str:
     """The line at the top over a pair that is loaded."""
-    hint = engine.hint() if settings.target == engine.settings.target else None
-    return header_html(
-        target_of(environment), facts(environment, settings), [*notes(environment), *([hint] if hint else [])]
-    )
+    said = notes(environment)
+    if settings.target == engine.settings.target and (hint := engine.hint()):
+        said = [*said, hint]
+    return header_html(target_of(environment), facts(environment, settings), said)
 
 
 def _keep_header_true(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.serving import Engine
-from core.errors import UserError
+from core.errors import UserError, first_line, release_memory
 from core.progress import Progress, Stop, never
 from core.settings import POCKET_NAME, Settings
 
@@ -56,12 +56,10 @@ def load(engine: Engine, progress: Progress, stop: Stop) -> Any:
 def bundled_instead(engine: Engine, why: BaseException, tell: Progress) -> tuple[Engine, Any]:
     """An engine for the bundled pair, and that pair, where this machine's default one could not be had: a page with a
     small model is worth more than none. Raises `why` where that is no fault of files, disk or memory."""
-    from core.errors import release_memory
-
     if engine.settings.target == POCKET_NAME or not isinstance(why, (UserError, OSError)):
         raise why
     release_memory()
-    said = str(why).splitlines()[0].rstrip(".")
+    said = first_line(why).rstrip(".")
     instead = engine_for(POCKET_NAME, None, engine.settings.precision)
     instead.instead = f"The default model could not be had, so the small bundled pair runs: {said}. {MEND_IT}"
     return instead, load(instead, tell, never)

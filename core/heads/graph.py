@@ -58,6 +58,7 @@ class GraphHeadRunner:
         return self._capacity <= capacity_for(USUAL)
 
     def logits(self, output: Tensor) -> Tensor:
+        """Outputs [n, hidden] as logits [n, draft vocabulary]."""
         return self.head.logits(output)
 
     def truncate(self, length: int) -> None:

@@ -66,6 +66,7 @@ class MtpRunner:
         self._cache = MtpCache()
 
     def logits(self, output: Tensor) -> Tensor:
+        """Outputs [n, hidden] as logits [n, draft vocabulary]."""
         return self.head.logits(output)
 
     def truncate(self, length: int) -> None:

@@ -137,12 +137,6 @@ class HeadPrograms:
         """Without the columns that fill up."""
         return logits[:, : self._count].to(self.work)
 
-    def parted(self, features: Tensor) -> list[tuple[int, Tensor]]:
-        """Features [n, …] as the buffers take them that the norms read."""
-        return list(
-            enumerate([features] if self.part == features.shape[1] else features.split(self.part, -1), FEATURES)
-        )
-
 
 class NativePasses:
     """The keys and values of a head's rows, and passes over them."""
@@ -167,7 +161,7 @@ class NativePasses:
         last rows `wanted` [wanted, draft vocabulary]."""
         programs, program = self._programs, self._programs.program
         first, last = program.starts[0] if joined else 0, len(program.steps)
-        parts = [(INPUTS, rows)] if joined else programs.parted(rows)
+        parts = [(INPUTS, rows)] if joined else list(enumerate(rows.split(programs.part, -1), FEATURES))
         asked = Rows(program, self._work, len(ids), first, last, ids, self._cache, start, None, visible, parts)
         asked.wanted, asked.both = wanted, True
         found = run_pass(asked)

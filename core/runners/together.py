@@ -160,25 +160,29 @@ def run_rows(group: Sequence[Rows]) -> None:
         each.output, each.stride = noted.data_ptr(), columns
         for rows, part in zip(group, _parts(noted, counts)):
             rows.features = part
-    # Where those whose logits are wanted do not lie side by side, they are laid so.
-    apart = len(group) > 1 and 0 < wanted < n and first < head
-    each.first, each.last, each.wanted = first, head if apart else last, 0
-    if apart or not wanted:
+    each.first, each.last, each.wanted = first, last, 0
+    if not wanted:
         run(program, each)
         _note_hidden(group, work, counts)
-    if apart:
-        tails = torch.cat([rows.hidden[len(rows.hidden) - rows.wanted :] for rows in group])  # type: ignore[index,arg-type]
+        return
+    both = group[0].both
+    if len(group) > 1 and wanted < n and first < head:  # those whose logits are wanted do not lie side by side
+        each.last = head
+        run(program, each)
+        if both:
+            _note_hidden(group, work, counts)
+            both = False
+        hidden = work.buffers[HIDDEN][:n].split(counts)
+        tails = torch.cat([part[len(part) - rows.wanted :] for rows, part in zip(group, hidden)])
         each = work.fit(wanted, team.threads())
         work.buffers[HIDDEN][:wanted] = tails
         each.first, each.last = head, last
-    if not wanted:
-        return
     logits = torch.empty(wanted, program.outs, dtype=torch.float32)
     each.wanted, each.logits = wanted, logits.data_ptr()
     run(program, each)
     for rows, part in zip(group, _parts(logits, [rows.wanted for rows in group])):
         rows.logits = part
-    if group[0].both and not apart:
+    if both:
         _note_hidden(group, work, counts)
 
 

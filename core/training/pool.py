@@ -182,7 +182,7 @@ class Pool:
         self, target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int], draft_ids: Tensor
     ) -> list[list[np.ndarray]]:
         """The arrays of each text, in the order of the files."""
-        read = _one_by_one if target.exact_rows else _side_by_side
+        read = one_by_one if target.exact_rows else side_by_side
         found = []
         for dialogue, (features, logits) in zip(dialogues, read(target, dialogues, layers)):
             values, indices = logits[:, draft_ids].float().topk(self._kept)
@@ -243,7 +243,7 @@ class Pool:
                 file.truncate(rows * size)
 
 
-def _one_by_one(target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def one_by_one(target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each text the features [n, width] of all but its last token, and the logits [answer, vocab] after those from
     the one before its answer on; by the passes that decode."""
     for dialogue in dialogues:
@@ -255,10 +255,10 @@ def _one_by_one(target: Model, dialogues: Sequence[Dialogue], layers: Sequence[i
             yield features.take(n), logits
 
 
-def _side_by_side(
+def side_by_side(
     target: Model, dialogues: Sequence[Dialogue], layers: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_one_by_one`, by one pass over right-padded texts."""
+    """As `one_by_one`, by one pass over right-padded texts."""
     network: Any = target.network
     longest = max(len(d.ids) for d in dialogues)
     ids = torch.tensor([d.ids + [0] * (longest - len(d.ids)) for d in dialogues], device=target.device)

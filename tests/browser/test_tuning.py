@@ -127,12 +127,16 @@ def test_the_box_of_ones_own_prompts_says_what_parts_them(page: Any) -> None:
     """Two lines are one prompt; a line of --- between them makes two, and so the sweep is told."""
     page.click("#tune-own button")
     page.wait_for_selector("#tune-own label >> text=a line of --- ends one and begins the next")
-    told = []
+
+    def runs() -> int:
+        return int(page.inner_text(STATUS).split(" runs")[0].split()[-1])
+
     for text in ("one\ntwo", "one\n---\ntwo"):
+        before = runs()
         page.fill("#tune-own-text textarea", text)
-        page.wait_for_timeout(1000)
-        told.append(int(page.inner_text(STATUS).split(" runs")[0].split()[-1]))
-    assert told[1] > told[0]
+        page.wait_for_function(
+            f"parseInt(document.querySelector('{STATUS}').innerText.split(' runs')[0].split(' ').pop()) > {before}"
+        )
 
 
 def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: Any) -> None:

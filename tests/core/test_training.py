@@ -47,7 +47,7 @@ from core.training.export import export
 from core.training.kept import kept_for, looks_by_kind, new_folder
 from core.training.learning import DraftLoss, agreements, loss_of, steps_ahead
 from core.training.loop import Plan, Trainer
-from core.training.pool import KEPT, Batch, Pool, _one_by_one, _side_by_side, grouped
+from core.training.pool import KEPT, Batch, Pool, grouped, one_by_one, side_by_side
 from core.training.session import SHOWN_LENGTH, SHOWN_TOKENS, Session
 from core.training.unroll import Unroll, rows_that_count
 
@@ -161,7 +161,7 @@ def test_texts_are_read_alike_by_the_passes_that_decode(pair_folder):
     target = load_model(str(pair_folder / "target"), torch.device("cpu"), "fp32")
     assert target.exact_rows
     texts = [Dialogue(list(range(5, 5 + n)), start, 0.0) for n, start in ((9, 1), (30, 12), (14, 13))]
-    found, right = (read(target, texts, (0, 1, 2)) for read in (_one_by_one, _side_by_side))
+    found, right = (read(target, texts, (0, 1, 2)) for read in (one_by_one, side_by_side))
     for text, (features, logits), (whole, expected) in zip(texts, found, right, strict=True):
         assert len(features) == text.rows and len(logits) == text.answer
         torch.testing.assert_close(features, whole, atol=1e-3, rtol=1e-4)

@@ -29,6 +29,11 @@ Ended = Literal["length", "unsure", "odds", "nothing"]
 uncertain for another token to be worth its time; it had nothing more to propose."""
 
 
+def flat(record: Any) -> dict[str, Any]:
+    """A dataclass of plain values as a dictionary, in a tenth of the time that `asdict` takes to look into it."""
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
 @dataclass(slots=True)
 class Candidate:
     """One entry of a "what would the model rather have said" list."""
@@ -62,10 +67,15 @@ class Token:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, but for those that not every token has."""
-        return {k: v for k, v in asdict(self).items() if v is not None or k not in OPTIONAL}
+        tops = {"top_target": self.top_target, "top_draft": self.top_draft}
+        return {
+            **{name: getattr(self, name) for name in OF_EVERY_TOKEN},
+            **{name: [flat(each) for each in top] for name, top in tops.items() if top is not None},
+            **({} if self.confidence is None else {"confidence": self.confidence}),
+        }
 
 
-OPTIONAL = ("top_target", "top_draft", "confidence")
+OF_EVERY_TOKEN = ("id", "text", "outcome", "p", "q", "parent", "draw")
 ASKED = ("draft_length", "tree", "source", "ended", "refused")
 """What a round says of how its draft came about."""
 
@@ -127,7 +137,7 @@ class Round:
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,
             "other_seconds": self.other_seconds,
-            **{name: asdict(lengths) for name, lengths in caches.items() if lengths},
+            **{name: flat(lengths) for name, lengths in caches.items() if lengths},
             **{name: value for name, value in asked.items() if value is not None},
         }
 

@@ -13,6 +13,8 @@ interface TakeAwayParts {
 interface DocumentEventMap {
   /** The controls of the sidebar by name, whenever one changed. */
   "settings-changed": CustomEvent<Record<string, any>>;
+  /** They are as the address asks. */
+  "address-read": Event;
   /** How many lanes Compare shows. */
   "lane-count": CustomEvent<number>;
   /** An entry of the visit in a form, or what is ready to be handed over. */

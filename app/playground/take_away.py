@@ -44,6 +44,7 @@ TELL_SETTINGS = (
     f"(...values) => {{ const detail = Object.fromEntries({json.dumps(NAMES)}.map((name, i) => [name, values[i]])); "
     "document.dispatchEvent(new CustomEvent('settings-changed', { detail })); }"
 )
+ADDRESS_READ = "() => { document.dispatchEvent(new Event('address-read')); }"
 
 
 COPIED = (
@@ -95,6 +96,7 @@ class TakeAway:
             **PRIVATE,
         )
         opened.then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
+        opened.then(None, js=ADDRESS_READ)
         self.bar.take(self.take, [visit, *inputs], self.bar, concurrency_limit=2, **PRIVATE)
         return opened
 

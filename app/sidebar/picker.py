@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,7 +151,9 @@ class Picker:
         at it, without a turn on the device: its card, what it would be like on another GPU, and the controls that
         depend on it. The card is of the method chosen, and goes by the visitor's own runs once one has `finished`."""
         fields = [controls[name] for name in NAMED]
-        controls["pair"].change(self.fill, controls["pair"], fields, **QUIET)
+        # By the browser itself: Run may be pressed before a server has answered.
+        filled = f"pair => ({json.dumps({value: self.fill(value) for value in self.choices})})[pair]"
+        controls["pair"].change(None, controls["pair"], fields, js=filled, show_progress="hidden")
         # Not by the fields: while `fill` is on its way, one is of the new pair and one of the old.
         opened.then(self.recognise, [controls["pair"], linked], [controls["pair"], *fields], **QUIET)
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)

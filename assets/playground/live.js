@@ -16,21 +16,41 @@ class Races extends Runs {
   constructor(race) {
     super(race, { name: "race", run: ["run"], stop: "stop" });
     this.asked = this.left = 0;
-    this.watching = false;
+    this.watching = this.held = false;
+    this.reading = location.search !== "";
     const five = make("button", "tool", "Run \u00d75");
     Object.assign(five, { type: "button", id: "run-five", title: "Five runs of the same: how far the speed-up spreads" });
     race.root.querySelector(".tools").prepend(five);
     race.root.addEventListener("busy", () => race.busy || this.next());
     listen(race.root, "run-with", ({ detail }) => this.runWith(detail));
     listen(race.root, "settings-changed", ({ detail }) => this.settled(detail));
+    listen(race.root, "address-read", () => this.read());
     for (const touch of /** @type {const} */ (["pointerdown", "keydown"])) listen(race.root, touch, () => (this.wanted = null), true);
   }
 
   click(event) {
-    super.click(event);
     const pressed = event.target.closest?.("button")?.id;
+    if (pressed === "run" && this.reading && !this.view.busy) return this.hold(event);
+    super.click(event);
     if (pressed === "run-five") this.ask(REPEATS);
     else if (pressed === "watch") this.watch();
+  }
+
+  /** A run waits for the controls to be as the address asks. */
+  hold(event) {
+    event.stopImmediatePropagation();
+    event.preventDefault();
+    if (!this.left) this.asked = this.left = 1;
+    this.held = this.view.busy = true;
+    this.view.say("starting", "Starting\u2026");
+  }
+
+  read() {
+    this.reading = false;
+    if (!this.held) return;
+    this.held = false;
+    if (!this.left) this.view.say("idle", "Stopped.");
+    this.view.busy = false;
   }
 
   /** What was asked for while a run was on. */

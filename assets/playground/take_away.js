@@ -39,6 +39,7 @@ class TakeAway {
     this.props = props;
     this.trigger = trigger;
     this.notice = root.querySelector(".notice");
+    this.values = null;
     this.prompt = props.start[0] ?? "";
     this.read = "";
   }
@@ -62,14 +63,20 @@ class TakeAway {
   }
 
   follow(settings) {
-    const values = this.props.names.map((name) => settings[name]);
+    this.values = this.props.names.map((name) => settings[name]);
     this.prompt = settings.prompt ?? "";
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
-      const next = addressOf(location.href, this.props.names, this.props.start, values);
+      const next = this.address();
       if (next.href !== location.href) history.replaceState(history.state, "", next);
       if (embedded()) sessionStorage.setItem(KEPT, next.search);
     }, WAIT);
+  }
+
+  /** Of what is set now, which the browser's own address follows a moment later. */
+  address() {
+    const { names, start } = this.props;
+    return this.values ? addressOf(location.href, names, start, this.values) : new URL(location.href);
   }
 
   async copy(text, done) {
@@ -79,7 +86,7 @@ class TakeAway {
   }
 
   copyLink() {
-    const link = new URL(location.href);
+    const link = this.address();
     link.searchParams.delete("__theme");
     const fits = this.prompt.length <= LONGEST_PROMPT;
     if (fits) link.searchParams.set("prompt", this.prompt);

@@ -37,12 +37,26 @@ def wait_idle(page: Any) -> None:
     )
 
 
-def until(page: Any, expression: str, seconds: float = 10.0) -> None:
+def until(page: Any, expression: str, seconds: float = 60.0) -> None:
     """Wait for an expression on a page whose policy forbids `eval`, which `wait_for_function` needs."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, expression
         page.wait_for_timeout(20)
+
+
+def expect(what: Any) -> Any:
+    """Playwright's assertions, which wait for what they expect."""
+    from playwright.sync_api import expect
+
+    return expect(what)
+
+
+def says(page: Any, place: str, words: str) -> None:
+    """Wait until an element says these words."""
+    page.wait_for_function(
+        "([place, words]) => document.querySelector(place)?.innerText.includes(words)", arg=[place, words]
+    )
 
 
 def open_tab(page: Any, name: str) -> None:
@@ -100,9 +114,7 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
         for event, listener in listeners[page].items():
             page.on(event, listener)
         page.goto(address)
-        page.wait_for_selector("#run")
-        page.wait_for_function("document.querySelector('.race')?.race")
-        page.wait_for_selector("#header [aria-expanded]")
+        ready(page)
         if not newcomer:
             open_all(page)
         return page
@@ -117,6 +129,18 @@ def visitors(chromium: Any, idle: list[Any]) -> Iterator[Any]:
             page.remove_listener(event, listener)
         idle.append(left)
     assert not trouble
+
+
+def ready(page: Any) -> None:
+    """Wait until the page and its scripts are there."""
+    page.wait_for_selector("#run")
+    page.wait_for_function("document.querySelector('.race')?.race")
+    page.wait_for_selector("#header [aria-expanded]")
+
+
+def reload(page: Any) -> None:
+    page.reload()
+    ready(page)
 
 
 def open_all(page: Any) -> None:
@@ -145,6 +169,7 @@ def forget(page: Any, places: set[str]) -> Any:
     else:
         page.evaluate("sessionStorage.clear(); window.name = ''")
         page.goto("about:blank")
+        page.mouse.move(0, 0)  # where no control will be
         page.set_viewport_size(SCREEN)
     context.clear_cookies()
     context.clear_permissions()

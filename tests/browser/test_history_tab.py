@@ -14,10 +14,11 @@ import time
 import weakref
 from io import StringIO
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from driving import free_port, open_tab, run_to_end, set_number, status
+from driving import expect, free_port, open_tab, reload, run_to_end, says, set_number, status, wait_idle
 from test_hostile import HOSTILE
 
 from core.__main__ import parser
@@ -70,9 +71,7 @@ def clipboard(page: Any) -> str:
 
 
 def noticed(page: Any, words: str) -> None:
-    page.wait_for_function(
-        "([place, words]) => document.querySelector(place).innerText.includes(words)", arg=[NOTICE, words]
-    )
+    says(page, NOTICE, words)
 
 
 # Take away, right from the Playground
@@ -108,9 +107,7 @@ def test_files_hold_the_run_shown_link_and_command_what_is_set_now(page: Any) ->
     assert parsed.prompt == "it's\n$HOME"
     assert settings_of(parsed).to_dict() == page.evaluate(f"{SHOWN}.speculative.settings")
     set_number(page, "Seed", 6)
-    page.wait_for_function("location.search.includes('seed=6')")
     for form in ("link", "command"):
-        page.click(f"{NOTICE} button")
         share(page, form)
         noticed(page, f"The {form} is copied")
         assert re.search(r"seed[= ]6", clipboard(page))
@@ -126,8 +123,6 @@ def test_files_hold_the_run_shown_link_and_command_what_is_set_now(page: Any) ->
 
 
 def test_settings_survive_a_reload_and_a_link_carries_them_on(page: Any, visit: Any) -> None:
-    from playwright.sync_api import expect
-
     page.fill("#prompt textarea", "def ünï(a, b):\n    # & = ?\n")
     set_number(page, "Seed", 11)
     page.locator("#method input[value=ngram]").check()
@@ -135,11 +130,25 @@ def test_settings_survive_a_reload_and_a_link_carries_them_on(page: Any, visit: 
     share(page, "link")
     noticed(page, "copied")
     link = clipboard(page)
-    page.reload()
+    reload(page)
     for each in (page, visit(link)):
         each.wait_for_function("document.querySelector('#prompt textarea')?.value.startsWith('def ünï(a, b):')")
         expect(each.get_by_label("Seed", exact=True).first).to_have_value("11")
         expect(each.locator("#method input:checked")).to_have_value("ngram")
+
+
+def test_run_pressed_before_a_link_is_read_waits_for_it(
+    scripted: tuple[Any, str], engine: Any, visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import app.playground.take_away as bar
+
+    pressed, read_link = Event(), bar.read_link
+    monkeypatch.setattr(bar, "read_link", lambda *given: pressed.wait(60) and read_link(*given))
+    page = visit(f"{scripted[1]}?seed=5")
+    page.click("#run")
+    pressed.set()
+    wait_idle(page)
+    assert page.evaluate(f"{SHOWN}.speculative.settings.seed") == 5
 
 
 def test_bad_values_of_a_link_are_said_and_left_out_one_by_one(scripted: tuple[Any, str], visit: Any) -> None:
@@ -235,7 +244,6 @@ def test_a_copied_command_runs_as_it_is(page: Any, tmp_path: Path) -> None:
     """In any folder, with no environment active."""
     page.fill("#prompt textarea", "x = 1\ny = ")
     set_number(page, "New tokens", 4)
-    page.wait_for_timeout(300)
     share(page, "command")
     noticed(page, "copied")
     line = clipboard(page)
@@ -253,7 +261,7 @@ def test_a_saved_race_opens_in_another_visit(page: Any, scripted: tuple[Any, str
     to_history(other, 0)
     for text, words in [("{", "cannot be read as JSON"), ("[]", "not a run")]:
         open_file(other, "odd.json", text)
-        other.wait_for_function("words => document.querySelector('.history-say').innerText.includes(words)", arg=words)
+        says(other, ".history-say", words)
     other.evaluate("document.querySelector('.history').history.open({ name: 'odd.json', size: 2e7 })")
     assert "odd.json is too large" in other.inner_text(".history-say")
     assert other.get_attribute(".history-say", "role") == "alert"

@@ -32,14 +32,16 @@ def fake_sweep(
     temperatures: Sequence[float],
     repeats: int,
     stop: Callable[[], bool],
+    halts_at: float = 1.0,
 ) -> Generator[Any, None, dict[str, Any]]:
     if not lengths or not temperatures:
         raise UserError("A sweep needs at least one draft length and one temperature.")
     total = (len(lengths) + 2) * len(temperatures) * len(prompts) * repeats
     done = 0
     while done < total and not stop():
-        time.sleep(0.02 * pace)
-        done += 1
+        halted = done >= halts_at * total
+        time.sleep(0.02 if halted else 0.02 * pace)
+        done += not halted
         label = f"{prompts[done % len(prompts)].name}, draft length 3"
         yield Step(done, total, label, (total - done) * STEP, repeats, repeats)
     share = temperatures if done == total else temperatures[: int(len(temperatures) * done / total)]

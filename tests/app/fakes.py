@@ -252,12 +252,14 @@ def fake_draft(acceptance: float) -> Run:
 
 
 class FakeEngine(Engine):
-    """Speaks `texts` over and over; `pace` is how much of the pretended engine time really passes."""
+    """Speaks `texts` over and over; `pace` is how much of the pretended engine time really passes, `halts_at` the share
+    of a sweep or a check after which it waits to be stopped."""
 
     def __init__(self, texts: Sequence[str] = tuple(pieces(CODE)), pace: float = 1.0, acceptance: float = 0.78) -> None:
         super().__init__(Settings("pocket", draft_length=5))
         self.texts = list(texts)
         self.pace = pace
+        self.halts_at = 1.0
         self.acceptance = acceptance
         self.heads = Path("/nowhere")
         self.bundled: Path | None = None
@@ -363,8 +365,9 @@ class FakeEngine(Engine):
     ) -> Iterator[Any]:
         done = 0
         while done < n and not stop():
-            time.sleep(0.02 * self.pace)
-            done = min(n, done + 100)
+            halted = done >= self.halts_at * n
+            time.sleep(0.02 if halted else 0.02 * self.pace)
+            done = done if halted else min(n, done + 100)
             yield Progress(done, n)
         half, p = done / 2, 1e-9 if broken else 0.43
         cells = [Cell((1, 2), half, int(half) + 3), Cell((), half, done - int(half) - 3)]
@@ -388,7 +391,7 @@ class FakeEngine(Engine):
         return FakeLane(run, self._rounds(run, stop))
 
     def sweep(self, pair: Any, *plan: Any) -> Any:
-        return fake_sweep(ENVIRONMENT, self.acceptance, self.pace, *plan)
+        return fake_sweep(ENVIRONMENT, self.acceptance, self.pace, *plan, halts_at=self.halts_at)
 
     def batches(self, pair: Any, prompts: Any, variants: Any, sizes: Any, repeats: int, stop: Any) -> Any:
         return fake_batches(ENVIRONMENT, variants, sizes, stop)

@@ -40,13 +40,14 @@ def unavailable(reason: str) -> Any:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import expect, sync_playwright
     except ImportError:
         unavailable("playwright is not installed")
     names = ("chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if path is None:
         unavailable("there is no Chromium on this machine")
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
@@ -85,7 +86,7 @@ def serve(arguments: list[str], log: Path, environment: Mapping[str, str] | None
         assert address, log.read_text()
         yield address
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +113,7 @@ def engine(scripted: tuple[Any, str]) -> Any:
 def as_new(engine: Any) -> Any:
     from fakes import CODE, pieces
 
-    engine.texts, engine.pace, engine.acceptance = pieces(CODE), 0.0, 0.78
+    engine.texts, engine.pace, engine.halts_at, engine.acceptance = pieces(CODE), 0.0, 1.0, 0.78
     return engine
 
 
@@ -152,13 +153,13 @@ def from_disk(chromium: Any, tmp_path: Path) -> Iterator[Any]:
         context = chromium.new_context(**{"viewport": {"width": 1152, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("request", lambda request: request.url == path.as_uri() or trouble.append(request.url))
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("console", lambda message: message.type == "error" and trouble.append(message.text))
         page.on("dialog", lambda dialog: trouble.append(dialog.message))
         page.goto(path.as_uri())
-        assert page.get_attribute(".race", "data-state") == "idle"
+        page.wait_for_selector(".race[data-state=idle]")
         return page
 
     yield open_

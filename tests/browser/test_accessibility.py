@@ -33,6 +33,14 @@ def violations(axe: Any, page: Any, rules: list[str] | None = None) -> Iterator[
                 yield found["id"], node["html"][:200], node["failureSummary"]
 
 
+def at_rest(page: Any) -> None:
+    """Wait until nothing moves any more but what does so for ever."""
+    page.wait_for_function(
+        """() => new Promise(requestAnimationFrame).then(() => document.getAnimations().every(
+            each => each.playState !== "running" || each.effect.getComputedTiming().endTime === Infinity))"""
+    )
+
+
 def compare(page: Any) -> None:
     """A lane of somebody else's server among ours, and that server with a reader at a time."""
     with stand_in_server("llama.cpp") as server:
@@ -74,15 +82,16 @@ FILLED: dict[str, Callable[[Any], Any]] = {
 def test_no_serious_violation_on_any_tab(axe: Any, scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
     """All rules on the light page; on the dark one, which differs by its colours alone, those of contrast."""
     page = visit(f"{scripted[1]}?__theme=light")
+    page.add_style_tag(content="*, ::before, ::after { transition: none !important }")
     run_to_end(page)
     found = []
     for tab, fill in FILLED.items():
         open_tab(page, tab.lower())
         fill(page)
-        page.wait_for_timeout(300)
+        at_rest(page)
         found += [(tab, *each) for each in violations(axe, page)]
         page.evaluate("document.body.classList.add('dark')")
-        page.wait_for_timeout(300)
+        at_rest(page)
         found += [(f"{tab}, dark", *each) for each in violations(axe, page, ["color-contrast"])]
         page.evaluate("document.body.classList.remove('dark')")
     assert not found, "\n".join(map(str, found))

@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pytest
-from driving import fill_in, open_tab, set_number
+from driving import expect, fill_in, open_tab, says, set_number
 from gradio_client import Client
 from test_hostile import HOSTILE, PICTURES
 
@@ -143,6 +143,7 @@ def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
     assert page.is_disabled("#compare-stop")
     page.click("#compare-run")
     page.wait_for_function("document.querySelector('.comparison .status-text').textContent.includes('Prompt 2')")
+    engine.pace = 20.0
     page.click("#compare-stop")
     wait_over(page)
     assert page.is_disabled("#compare-stop")
@@ -158,7 +159,7 @@ def test_stop_keeps_what_is_finished(page: Any, engine: Any) -> None:
 
 
 def test_keys_compare_and_leave_the_playground_alone(page: Any, engine: Any) -> None:
-    engine.pace = 3.0
+    engine.pace = 20.0
     page.focus("#compare-prompt textarea")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".comparison .t")
@@ -182,7 +183,7 @@ def test_as_many_columns_as_lanes(page: Any) -> None:
     )
     assert 0 < max(places) <= 1280
     page.hover("#compare-count")
-    assert page.inner_text("#help p").startswith("How many ways to decode")
+    says(page, "#help p", "How many ways to decode")
     choose(page, 2, "Method", "Draft model")
     choose(page, 2, "Draft length", "3")
     compare(page)
@@ -196,7 +197,7 @@ def test_as_many_columns_as_lanes(page: Any) -> None:
     number = status(page).split()[1].rstrip(",")
     page.click(f"#compare-use:has-text('Use lane {number}')")
     page.wait_for_selector("#run", state="visible")
-    assert page.get_by_label("Draft length", exact=True).first.input_value() == {"1": "5", "2": "3"}[number]
+    expect(page.get_by_label("Draft length", exact=True).first).to_have_value({"1": "5", "2": "3"}[number])
 
 
 def test_what_cannot_be_is_one_sentence(page: Any) -> None:

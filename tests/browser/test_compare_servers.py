@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driving import fill_in, open_tab, set_number
+from driving import expect, fill_in, open_tab, set_number
 from stand_in_servers import stand_in_server
 from test_compare import COLUMN, compare, to_compare
 
@@ -32,7 +32,7 @@ def test_servers_are_chosen_read_and_measured(scripted: tuple[Any, str], engine:
         set_number(page, "New tokens", 16)
         for lane, server in ((2, hostile), (3, silent), (4, broken)):
             choose_server(page, lane, server.address)
-        assert page.locator(".compare-lane").nth(1).get_by_label("Lane 2: precision").is_hidden()
+        expect(page.locator(".compare-lane").nth(1).get_by_label("Lane 2: precision")).to_be_hidden()
         compare(page)
         assert page.inner_text(f"{PANE.format(2)} h2").startswith("2 llama.cpp b11549-abc")
         shown = page.evaluate(PIECES, "2")

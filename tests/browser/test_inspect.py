@@ -316,7 +316,7 @@ def test_a_run_ends_a_replay_and_no_replay_starts_in_a_run(scripted: tuple[Any, 
     run_to_end(page)
     page.click('[data-do="back"]')
     assert page.evaluate(f"{RACE}.replay.active")
-    engine.pace = 1.0
+    engine.pace = 20.0
     page.click("#run")
     assert not page.evaluate(f"{RACE}.replay.active")
     page.wait_for_selector(".race .status[data-kind=running]")  # the last race's tokens stood until now
@@ -324,6 +324,7 @@ def test_a_run_ends_a_replay_and_no_replay_starts_in_a_run(scripted: tuple[Any, 
     page.evaluate(f"{RACE}.replay.play()")
     page.locator("#speculative-stream .t").first.dispatch_event("click")
     assert page.locator(".inspector").is_visible(), "a running race can be looked at"
+    engine.pace = 0.0
     wait_idle(page)
     assert page.locator(".inspector").is_visible()
     page.click("[data-go=close]")

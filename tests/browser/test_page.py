@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import open_tab, run_to_end, set_number, status, wait_idle
+from driving import open_tab, reload, run_to_end, says, set_number, status, wait_idle
 
 from app.assets import address
 
@@ -56,9 +56,10 @@ def test_a_newcomer_sees_one_picture(scripted: tuple[Any, str], engine: Any, vis
     page.click(".more-chips")
     assert page.is_visible(".race .charts") and page.is_visible("#run-five")
     assert page.evaluate("document.activeElement.matches('.chip:nth-of-type(2)')")
-    page.reload()
+    reload(page)
     page.wait_for_selector("#sidebar.open #pair", state="visible")
-    assert page.is_visible(".gear") and page.locator(".chip:visible").count() > 2
+    page.locator(".chip:visible").nth(2).wait_for()
+    assert page.is_visible(".gear")
     page.wait_for_selector(".race[data-more] .charts", state="visible")
 
 
@@ -131,7 +132,7 @@ def test_the_header_follows_the_controls(page: Any) -> None:
 
 
 def test_keys_run_and_stop(page: Any, engine: Any) -> None:
-    engine.pace = 3.0
+    engine.pace = 20.0
     page.focus("#prompt textarea")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("#speculative-stream .t")
@@ -151,7 +152,7 @@ def test_refused_guesses_fold_into_a_mark(raced: Any) -> None:
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     marks.first.hover()
     guesses = "guess" if numbers[0] == 1 else "guesses"
-    assert f"{numbers[0]} {guesses} folded away: 1 refused" in page.inner_text("#token-card")
+    says(page, "#token-card", f"{numbers[0]} {guesses} folded away: 1 refused")
     assert page.locator("#token-card .swatch").count() == numbers[0]
     marks.first.click()
     assert struck.first.is_visible() and not marks.first.is_visible() and page.is_visible(".inspector")
@@ -225,9 +226,9 @@ def test_the_card_of_a_greedy_run_has_the_models_own_probabilities(raced: Any) -
     page.click("#all-guesses")
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     page.locator('#speculative-stream [data-outcome="rejected"]').first.hover()
+    says(page, "#token-card", "Greedy: only the likeliest stands. It is not the target’s likeliest token: refused.")
     words = page.locator("#token-card").inner_text()
     page.click("#all-guesses")
-    assert "Greedy: only the likeliest stands. It is not the target’s likeliest token: refused." in words
     assert "p, target\n0.71\nq, draft\n0.91" in words, "not the 0 and 1 that greedy decoding makes of them"
 
 
@@ -259,8 +260,7 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     assert "from one pass" in page.inner_text(".tour")
     page.click(".tour .tool >> text=Done")
     assert not page.locator(".tour").is_visible() and not page.locator(".race[data-replay]").count()
-    page.reload()
-    page.wait_for_function("document.querySelector('.race')?.race")
+    reload(page)
     run_to_end(page)
     assert not page.locator(".tour").is_visible() and not page.inner_text(".tour-offer")
 
@@ -293,12 +293,13 @@ def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> N
 
 
 def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any) -> None:
-    engine.pace = 1.0
+    engine.pace = 20.0
     page.click("#run")
     page.wait_for_selector("#speculative-stream .t")
     page.fill("#prompt textarea", "another")
     page.click("#run")
     page.wait_for_function("document.querySelector('.status').innerText.startsWith('Queued')")
+    engine.pace = 0.0
     page.wait_for_function(
         "document.querySelector('.race').race.documents.speculative?.prompt === 'another'"
         " && document.querySelector('.race').dataset.state === 'idle'"
@@ -326,7 +327,7 @@ def test_run_pressed_the_moment_a_race_ends_is_not_lost(page: Any) -> None:
 
 
 def test_another_visitor_waits_and_is_told(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
-    engine.pace = 2.0
+    engine.pace = 20.0
     first, second = visit(scripted[1]), visit(scripted[1])
     first.click("#run")
     first.wait_for_selector("#speculative-stream .t")
@@ -387,13 +388,13 @@ def test_chips_are_one_stop_and_fill_the_prompt_which_grows(page: Any) -> None:
 
 def test_controls_explain_themselves(raced: Any) -> None:
     raced.hover("#method")
-    raced.wait_for_function("document.querySelector('.help').innerText.includes('last word')")
+    says(raced, ".help", "last word")
 
 
 def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
     page = visit(scripted[1], has_touch=True, newcomer=True)
     page.set_viewport_size({"width": 390, "height": 844})
-    page.reload()
+    reload(page)
     page.wait_for_selector("#sidebar:not(.open)")
     run_to_end(page)
     places = [page.locator(f"#{lane}-stream").bounding_box() for lane in ("speculative", "plain")]
@@ -414,7 +415,8 @@ def test_a_phone_shows_both_lanes_all_tabs_and_takes_a_tap(scripted: tuple[Any, 
     marks = page.locator("#speculative-stream .mark")
     for n in (marks.count() - 2, marks.count() - 1):
         marks.nth(n).tap()
-        assert marks.nth(n).evaluate("mark => mark.guess.classList.contains('chosen') && mark.guess.checkVisibility()")
+        opened = "mark => mark.guess.classList.contains('chosen') && mark.guess.checkVisibility()"
+        page.wait_for_function(opened, arg=marks.nth(n).element_handle())
 
 
 def test_a_pane_whose_script_does_not_come_says_so(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
@@ -422,8 +424,7 @@ def test_a_pane_whose_script_does_not_come_says_so(scripted: tuple[Any, str], en
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
     session.send("Network.setBlockedURLs", {"urls": ["*/train/train.js"]})  # a route would turn the cache off
-    page.reload()
-    page.wait_for_function("document.querySelector('.race')?.race")
+    reload(page)
     open_tab(page, "train")
     page.wait_for_selector("#training .not-loaded")
     assert "Reload the page" in page.inner_text("#training .not-loaded")

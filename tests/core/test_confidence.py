@@ -22,7 +22,6 @@ from core.records import Round, Token, run_from_dict
 from core.sampling import Sampling
 from core.settings import Settings
 
-SEEN = DRAWS // 2
 CUT = {"unsure", "odds"}
 
 
@@ -35,7 +34,7 @@ def law_with_cuts(sampling):
     """The p-value of the joint law where a model's chains end by its confidence, and how often why."""
     confident = Confident(dear_rows(0.5), longest=4)
     drafter = ModelDrafter(LookupRunner(DRAFTS["similar"]), sampling, ending=confident)
-    run = decode(LookupRunner(TARGET), drafter, sampling, confident, SEEN * BLOCK, seed=1)
+    run = decode(LookupRunner(TARGET), drafter, sampling, confident, DRAWS * BLOCK, seed=1)
     return p_value(count_blocks(run.token_ids), block_law(TARGET, sampling)), Counter(r.ended for r in run.rounds)
 
 
@@ -43,7 +42,7 @@ def law_with_cuts(sampling):
 def test_ending_before_the_draw_keeps_the_law(sampling):
     p, ended = law_with_cuts(sampling)
     assert p > THRESHOLD
-    assert min(ended["unsure"], ended["odds"]) > SEEN // 10
+    assert min(ended["unsure"], ended["odds"]) > DRAWS // 10
 
 
 def test_a_head_s_chains_keep_the_law_too():
@@ -51,7 +50,7 @@ def test_a_head_s_chains_keep_the_law_too():
     logits, sampling = table(1), Sampling(1.0)
     target, confident = LookupRunner(logits), Confident(dear_rows(0.1), longest=4)
     drafter = HeadDrafter(TableHead("cold", [0, 2, 3]), target.watch([0]), sampling, confident)
-    run = decode(target, drafter, sampling, confident, SEEN * BLOCK, seed=5)
+    run = decode(target, drafter, sampling, confident, DRAWS * BLOCK, seed=5)
     assert {round_.ended for round_ in run.rounds} >= CUT
     assert p_value(count_blocks(run.token_ids), block_law(logits, sampling)) > THRESHOLD
 

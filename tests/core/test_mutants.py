@@ -15,12 +15,10 @@ from core.sampling import Sampling, draw
 from core.verification import residual, verify_chain, verify_siblings
 
 SAMPLING = Sampling(temperature=0.7, top_k=4)
-SEEN, TREE_SEEN = DRAWS // 2, TREE_DRAWS // 2
-"""Blocks of three tokens that are enough to see each of these faults; in a tree, also the one that shows least."""
 
 
-def law_of(drafter, target, sampling=SAMPLING, gamma=2, seen=SEEN):
-    """The p-value of the law check on fewer draws than usual."""
+def law_of(drafter, target, sampling=SAMPLING, gamma=2, seen=DRAWS):
+    """The p-value of the law check."""
     run = decode(target, drafter, sampling, gamma, seen * BLOCK, seed=5)
     return p_value(count_blocks(run.token_ids), block_law(TARGET, sampling))
 
@@ -157,7 +155,7 @@ def test_only_a_strict_comparison_never_writes_the_impossible(rule, writes, monk
     assert bool(count_blocks(run.token_ids)[block_law(TARGET, sampling) == 0].any()) == writes
 
 
-def law_of_tree(shape, replacement, drafter=TreeDrafter, draft="similar", seen=SEEN):
+def law_of_tree(shape, replacement, drafter=TreeDrafter, draft="similar", seen=DRAWS):
     target = LookupRunner(TARGET)
     tree = drafter(LookupRunner(DRAFTS[draft]), SAMPLING, lambda: shape, replacement=replacement)
     return law_of(tree, target, gamma=len(shape), seen=seen)
@@ -192,12 +190,12 @@ def nothing_left_out(p, siblings, tokens, q, uniforms, replacement):
 
 
 TREE_MUTANTS = [
-    (skip_duplicates, True, TREE_SEEN),
-    (other_replacement, True, SEEN),
-    (other_replacement, False, SEEN),
-    (untouched_between_siblings, True, SEEN),
-    (untouched_between_siblings, False, SEEN),
-    (nothing_left_out, False, SEEN),
+    (skip_duplicates, True, TREE_DRAWS),
+    (other_replacement, True, DRAWS),
+    (other_replacement, False, DRAWS),
+    (untouched_between_siblings, True, DRAWS),
+    (untouched_between_siblings, False, DRAWS),
+    (nothing_left_out, False, DRAWS),
 ]
 
 
@@ -220,10 +218,10 @@ def test_likeliest_siblings_with_a_soft_q():
     assert law_of_tree((2,), replacement=False, drafter=LikeliestWithSoftQ) < THRESHOLD
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_the_unbroken_rule_for_siblings_passes_the_same_check(replacement):
+@pytest.mark.parametrize("replacement, seen", [(True, TREE_DRAWS), (False, DRAWS)])
+def test_the_unbroken_rule_for_siblings_passes_the_same_check(replacement, seen):
     """The trees of the faults above, judged as they should be."""
-    assert law_of_tree((4,), replacement, draft="obsessed", seen=TREE_SEEN) > THRESHOLD
+    assert law_of_tree((4,), replacement, draft="obsessed", seen=seen) > THRESHOLD
 
 
 class KeepsTheRejected(LookupRunner):

@@ -294,7 +294,7 @@ class NotRenormalised(TranslateDrafter):
 def test_without_renormalisation_the_law_breaks():
     sampling = Sampling(1.0)
     drafter = NotRenormalised(LookupRunner(DRAFTS["similar"]), sampling, lookup_translation())
-    run = decode(LookupRunner(TARGET), drafter, sampling, 2, DRAWS // 2 * BLOCK, seed=1)
+    run = decode(LookupRunner(TARGET), drafter, sampling, 2, DRAWS * BLOCK, seed=1)
     assert p_value(count_blocks(run.token_ids), block_law(TARGET, sampling)) < THRESHOLD
 
 

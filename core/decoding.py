@@ -18,7 +18,7 @@ from core.drafting.length import Controller, Growing
 from core.errors import Cancelled
 from core.progress import Stop, never
 from core.records import CacheLengths, Candidate, Round, Run, Token
-from core.runners import PREFILL_CHUNK, Runner, prefill
+from core.runners import PREFILL_CHUNK, Runner, favourites_of, prefill
 from core.runners.clock import Clock, engine_time
 from core.runners.host import ids_on
 from core.sampling import Sampling, Uniforms
@@ -125,7 +125,7 @@ def take_step(
     ids = torch.cat([fresh, draft.tokens]) if len(draft) else fresh
     logits = target.feed(ids, parents, rows=len(draft) + 1)
     clock.mark()
-    verdict = judge(logits, draft, sampling, for_judging)
+    verdict = judge(logits, draft, sampling, for_judging, favourites_of(target))
     if parents is not None:
         target.keep([*range(len(fresh)), *(len(fresh) + i for i in verdict.path)])
     stands = len(context) + len(verdict.path)

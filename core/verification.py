@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 from core.drafting import Draft
 from core.errors import UserError
 from core.records import Outcome
+from core.runners import Favourites
 from core.runners.capture import replayed
 from core.runners.host import ids_on, lists_on_host
 from core.sampling import Sampling, draw, likeliest
@@ -54,19 +55,22 @@ class Verdict:
     draws: list[float] = field(default_factory=list)
 
 
-def judge(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor) -> Verdict:
-    """Judge a draft of k tokens by the target's logits [k+1, vocab]; uniforms [≥ k+1] in [0, 1), the first k for the
-    acceptance tests and the next for the token that follows. Raises UserError for logits that are not numbers."""
+def judge(
+    logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, favourites: Favourites | None = None
+) -> Verdict:
+    """Judge a draft of k tokens by the target's logits [k+1, vocab], whose `favourites` the pass may have told;
+    uniforms [≥ k+1] in [0, 1), the first k for the acceptance tests and the next for the token that follows. Raises
+    UserError for logits that are not numbers."""
     if sampling.greedy:
-        return _judge_greedy(logits, draft)
+        return _judge_greedy(logits, draft, favourites)
     if draft.parents is not None and len(draft):
         return _judge_tree(logits, draft, draft.parents, sampling, uniforms)
     return _judge_chain(logits, draft, sampling, uniforms)
 
 
-def _judge_greedy(logits: Tensor, draft: Draft) -> Verdict:
+def _judge_greedy(logits: Tensor, draft: Draft, favourites: Favourites | None) -> Verdict:
     k = len(draft)
-    best, choices = likeliest(logits)
+    best, choices = (favourites.largest, favourites.ids) if favourites else likeliest(logits)
     largest, chosen, drafted = lists_on_host(best, choices, draft.tokens)
     _check_numbers(all(map(isfinite, largest)))
     parents = list(range(-1, k - 1)) if draft.parents is None else draft.parents

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from core.costs import undisturbed
 from core.drafting import Draft
 from core.drafting.chain import Chain, confidence_of
+from core.runners import Favourites
 from core.runners.clock import synchronise
-from core.sampling import MOST_DRAFTED, Sampling
+from core.sampling import MOST_DRAFTED, Sampling, likeliest
 from core.verification import judge
 
 DRAFTED, REPEATS = 4, 5
@@ -30,8 +32,11 @@ class SamplingCosts:
 
 
 @torch.inference_mode()
-def time_sampling(sampling: Sampling, vocabulary: int, drafted: int, device: torch.device) -> SamplingCosts:
-    """Measured over random logits of the target's `vocabulary` and of the `drafted` tokens a drafter knows."""
+def time_sampling(
+    sampling: Sampling, vocabulary: int, drafted: int, device: torch.device, told: bool = False
+) -> SamplingCosts:
+    """Measured over random logits of the target's `vocabulary` and of the `drafted` tokens a drafter knows, the
+    likeliest of which passes may have `told`."""
     generator = torch.Generator(device).manual_seed(0)
     rows = torch.randn(DRAFTED + 1, vocabulary, generator=generator, device=device)
     own = torch.randn(1, drafted, generator=generator, device=device)
@@ -39,12 +44,24 @@ def time_sampling(sampling: Sampling, vocabulary: int, drafted: int, device: tor
     tokens = torch.zeros(DRAFTED, dtype=torch.long, device=device)
     draft = Draft(tokens, None if sampling.greedy else sampling.probabilities(rows[:-1]))
     none = Draft.none(device)
-    plain = _time(device, lambda: judge(rows[:1], none, sampling, uniforms))
-    four = _time(device, lambda: judge(rows, draft, sampling, uniforms))
+    of_one, of_all, of_own = (_told(each) if told else None for each in (rows[:1], rows, own))
+    plain = _time(device, lambda: judge(rows[:1], none, sampling, uniforms, of_one))
+    four = _time(device, lambda: judge(rows, draft, sampling, uniforms, of_all))
     law = None if sampling.greedy else sampling.probabilities(own)
-    drawing = _time(device, lambda: (Chain(1, sampling, uniforms).draw(own), confidence_of(own, law)))
+
+    def draw() -> None:
+        Chain(1, sampling, uniforms).draw(own, favourites=of_own)
+        if not told or law is not None:
+            confidence_of(own, law)
+
+    drawing = _time(device, draw)
     waiting = 0.0 if device.type == "cpu" else _time(device, lambda: own.sum().item())
     return SamplingCosts(plain, drawing, max(0.0, four - plain) / DRAFTED, waiting)
+
+
+def _told(rows: Tensor) -> Favourites:
+    largest, ids = likeliest(rows)
+    return Favourites(ids, largest)
 
 
 def _time(device: torch.device, work: Callable[[], object]) -> float:

@@ -139,7 +139,8 @@ def sampling_costs(pair: Pair, settings: Settings) -> SamplingCosts:
     own = pair.head.fused.draft_vocab_size if pair.head and network == "head" else pair.target.vocab_size
     key = sampling, own
     if key not in pair.sampling:
-        pair.sampling[key] = time_sampling(sampling, pair.target.vocab_size, own, pair.target.device)
+        target = pair.target
+        pair.sampling[key] = time_sampling(sampling, target.vocab_size, own, target.device, target.exact_rows)
     return pair.sampling[key]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from core.drafting import Draft
 from core.records import Ended
+from core.runners import Favourites
 from core.sampling import Sampling, draw, likeliest
 
 
@@ -68,10 +69,19 @@ class Chain:
         if ending is not None:
             ending.begin()
 
-    def draw(self, row: Tensor, sure: Callable[[], float | None] | None = None) -> Tensor | None:
-        """The index [1] drawn next, by the drafter's logits [1, vocab]; None where it is not worth being drawn. `sure`
-        tells how likely it is to stand where the drafter knows better than its law does, by what comes before it."""
+    def draw(
+        self,
+        row: Tensor,
+        sure: Callable[[], float | None] | None = None,
+        favourites: Favourites | None = None,
+    ) -> Tensor | None:
+        """The index [1] drawn next, by the drafter's logits [1, vocab], whose `favourites` the pass may have told; None
+        where it is not worth being drawn. `sure` tells how likely it is to stand where the drafter knows better than
+        its law does, by what comes before it."""
         self._sure = sure
+        if favourites and self._sampling.greedy:
+            self._sure = sure or (favourites.shares.item if favourites.shares is not None else None)
+            return self.add(row, None, favourites.ids)
         if self._ending is None:
             return self._keep(row, *self._choose(row, self._uniform))
         if self._sampling.greedy:

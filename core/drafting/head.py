@@ -29,7 +29,7 @@ from core.heads.mtp import MtpRunner
 from core.heads.runner import AnyHeadRunner, HeadRunner
 from core.progress import Stop
 from core.records import Round, Token, depths
-from core.runners import PREFILL_CHUNK, Runner
+from core.runners import PREFILL_CHUNK, Runner, favourites_of
 from core.runners.clock import engine_time, synchronise
 from core.runners.features import Features
 from core.runners.host import ids_on
@@ -147,7 +147,11 @@ class HeadDrafter(HeadReader[AnyHeadRunner]):
         if output is None:
             return Draft.none(self.runner.device)
         chain = Chain(length, self._sampling, uniforms, self.ending)
-        while (drawn := chain.draw(self.runner.logits(output))) is not None and chain.goes_on():
+        while True:
+            logits = self.runner.logits(output)
+            drawn = chain.draw(logits, favourites=favourites_of(self.runner))
+            if drawn is None or not chain.goes_on():
+                break
             output = self.runner.draft(head.target_ids[drawn], output)
         draft = chain.draft(self.runner.device)
         draft.tokens, draft.ids = head.target_ids[draft.tokens], head.target_ids

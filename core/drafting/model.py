@@ -23,9 +23,10 @@ from core.drafting.translate import TranslateDrafter
 from core.errors import UserError
 from core.loading.model import Model
 from core.progress import Stop
-from core.runners import Runner, prefill
+from core.runners import Runner, favourites_of, prefill
 from core.runners.capture import replayed
 from core.runners.host import ids_on
+from core.runners.native import NativeRunner
 from core.sampling import Sampling, likeliest
 from core.settings import Settings
 from core.text import read_prompts
@@ -45,6 +46,8 @@ class ModelDrafter:
         self.ending = ending
         self._sampling = sampling
         self._limit = limit
+        if isinstance(runner, NativeRunner):
+            runner.shares = True
 
     def prefill(self, context: list[int], stop: Stop) -> float:
         return prefill(self.runner, context[: self._limit], stop)
@@ -56,7 +59,11 @@ class ModelDrafter:
             return Draft.none(self.runner.device)
         fresh = ids_on(self.runner.device, context[self.runner.length :])
         chain = Chain(length, self._sampling, uniforms, self.ending, self._choose)
-        while (drawn := chain.draw(self.runner.feed(fresh, rows=1))) is not None and chain.goes_on():
+        while True:
+            logits = self.runner.feed(fresh, rows=1)
+            drawn = chain.draw(logits, favourites=favourites_of(self.runner))
+            if drawn is None or not chain.goes_on():
+                break
             fresh = drawn
         return chain.draft(self.runner.device)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from core.heads import HeadNetwork
+from core.runners import Favourites
 from core.runners.architecture import HIDDEN, Attending, Block, gates_and_ups, padded_heads, write_layer
 from core.runners.library import native_obstacle
 from core.runners.native import turned
@@ -102,7 +103,7 @@ class HeadPrograms:
         program.add(LOGITS, HIDDEN, width=hidden, weight=vocabulary, **normed(network.norm))
         self.program = program
         self._work = Workspace(program.widths, program.widest)
-        self._count = len(target_ids)
+        self.count = len(target_ids)
 
     def _packed(self, linears: list[Any], rows: Tensor | None = None, columns: Tensor | None = None) -> Weight:
         self.products.append(Packed(linears, 4 if self._int4 else 16, rows, columns))
@@ -135,7 +136,7 @@ class HeadPrograms:
 
     def cut(self, logits: Tensor) -> Tensor:
         """Without the columns that fill up."""
-        return logits[:, : self._count].to(self.work)
+        return logits[:, : self.count].to(self.work)
 
 
 class NativePasses:
@@ -155,15 +156,15 @@ class NativePasses:
 
     def __call__(
         self, ids: Tensor, start: int, rows: Tensor, joined: bool, visible: Tensor | None, wanted: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Favourites | None]:
         """A pass of ids [n] whose keys and values are put at row `start`; `rows` are features, or `joined` inputs [n,
-        hidden]. Of a tree, each row sees what `visible` [n, start + n] says. Outputs [n, hidden], and the logits of the
-        last rows `wanted` [wanted, draft vocabulary]."""
+        hidden]. Of a tree, each row sees what `visible` [n, start + n] says. Outputs [n, hidden], the logits of the
+        last rows `wanted` [wanted, draft vocabulary], and what is likeliest by them."""
         programs, program = self._programs, self._programs.program
         first, last = program.starts[0] if joined else 0, len(program.steps)
         parts = [(INPUTS, rows)] if joined else list(enumerate(rows.split(programs.part, -1), FEATURES))
         asked = Rows(program, self._work, len(ids), first, last, ids, self._cache, start, None, visible, parts)
-        asked.wanted, asked.both = wanted, True
+        asked.wanted, asked.both, asked.count, asked.shares = wanted, True, programs.count, True
         found = run_pass(asked)
         assert found.hidden is not None and found.logits is not None
-        return found.hidden.to(programs.work), programs.cut(found.logits)
+        return found.hidden.to(programs.work), programs.cut(found.logits), found.favourites

@@ -8,7 +8,7 @@ absolute and the rest is fed as `tokens[runner.length:]`, so an off-by-one heals
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,21 @@ class Runner(Protocol):
     def keep(self, path: Sequence[int]) -> None:
         """Of the tree just fed keep only the tokens at these indices, in this order, as the newest of the cache."""
         ...
+
+
+class Favourites(NamedTuple):
+    """Of rows of logits [n, vocab], told by the pass that made them: the likeliest token of each, `ids` [n] int64, the
+    first of equal ones, NaN before all; its logit, `largest` [n] float32; and its share of the softmax, `shares` [n]
+    float32, where that was asked for."""
+
+    ids: Tensor
+    largest: Tensor
+    shares: Tensor | None = None
+
+
+def favourites_of(runner: object) -> Favourites | None:
+    """Those of the rows that a runner's newest pass gave; None where it does not tell."""
+    return getattr(runner, "favourites", None)
 
 
 PREFILL_CHUNK = 256

@@ -363,7 +363,8 @@ typedef struct {
 
 typedef struct {
   int32_t n, first, last, threads;  // rows; the steps run
-  int32_t wanted, stride, unused, unused_too;  // the last `wanted` rows get logits; of a row of COPY's output
+  int32_t wanted, stride;           // the last `wanted` rows get logits; numbers of a row of COPY's output
+  int32_t columns, shares;          // of the logits, how many count; whether shares are asked for
   const int64_t* ids;
   const Row* rows;
   const int32_t* cells;
@@ -374,6 +375,8 @@ typedef struct {
   uint8_t* const* activations; // the caller's: two for all, and then two for each thread, for up to four rows
   float* output;               // of COPY: [n, stride]
   float* logits;               // [wanted, 16 · tiles of the head]
+  int64_t* likeliest;          // [wanted], the column of the largest logit, the first of equal ones; or NULL
+  float* told;                 // [2, wanted]: that logit, and its share of the softmax
 } Pass;
 
 #define GROUP 32
@@ -960,6 +963,63 @@ static void product(const Place& here, const Step* s, const Activations& a, int6
   }
 }
 
+#define STRETCH 1024  // logits that one thread looks over at a time
+#define MOST_STRETCHES 512
+#define MOST_TOLD 64  // rows whose likeliest token is told
+
+static struct {
+  float most, sum;  // of exp(logit - most)
+  int odd;          // whether one is no number
+} stretches[MOST_TOLD][MOST_STRETCHES];
+
+static void look_over(const Place& here, int64_t rows, int64_t stride) {
+  const Pass* pass = here.pass;
+  int64_t first, last;
+  share((pass->columns + STRETCH - 1) / STRETCH, here.thread, here.threads, &first, &last);
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t s = first; s < last; s++) {
+      const float* x = pass->logits + row * stride + s * STRETCH;
+      const int64_t left = pass->columns - s * STRETCH, count = left < STRETCH ? left : STRETCH;
+      F most = set1(-INFINITY), nothing = set1(0), sum = set1(0);
+      for (int64_t j = 0; j < count; j += 16) {
+        const F y = load(x + j);
+        most = larger(most, lanes(0, count - j < 16 ? (int)(count - j) : 16, y, set1(-INFINITY)));
+        nothing = fma16(y, set1(0), nothing);
+      }
+      const float highest = most_of(most), none = sum_of(nothing);
+      for (int64_t j = 0; j < count && pass->shares; j += 16) {
+        const F y = exponential(sub(load(x + j), set1(highest)));
+        sum = add(sum, lanes(0, count - j < 16 ? (int)(count - j) : 16, y, set1(0)));
+      }
+      stretches[row][s].most = highest;
+      stretches[row][s].sum = pass->shares ? sum_of(sum) : 0;
+      stretches[row][s].odd = none != none;
+    }
+}
+
+static void tell_likeliest(const Pass* pass, int64_t stride) {
+  const int64_t count = (pass->columns + STRETCH - 1) / STRETCH;
+  for (int64_t row = 0; row < pass->wanted; row++) {
+    const float* x = pass->logits + row * stride;
+    int64_t best = 0, odd = 0;
+    for (int64_t s = 0; s < count; s++) {
+      odd |= stretches[row][s].odd;
+      if (stretches[row][s].most > stretches[row][best].most) best = s;
+    }
+    int64_t at = odd ? 0 : best * STRETCH;
+    if (!odd)
+      while (x[at] != stretches[row][best].most) at++;
+    else  // what is no number comes before all
+      for (int64_t i = 1; i < pass->columns && x[at] == x[at]; i++)
+        if (x[i] != x[i] || x[i] > x[at]) at = i;
+    float sum = 0;
+    for (int64_t s = 0; s < count && pass->shares; s++) sum += stretches[row][s].sum * expf(stretches[row][s].most - x[at]);
+    pass->likeliest[row] = at;
+    pass->told[row] = x[at];
+    pass->told[pass->wanted + row] = pass->shares ? 1 / sum : 0;
+  }
+}
+
 static void gated(const Place& here, const Step* s, const Activations& a, const Activations& to) {
   int64_t first, last;
   share(s->weight->tiles / 4, here.thread, here.threads, &first, &last);
@@ -1053,6 +1113,9 @@ static void run(const Program* p, const Pass* pass, int thread) {
         enter(here, s, last_rows, w->kind, from, to, n - rows);
         if (!own) meet(threads);
         product(here, s, last_rows, rows, pass->logits, w->tiles * 16);
+        if (!pass->likeliest) continue;
+        meet(threads);
+        look_over(here, rows, w->tiles * 16);
         continue;
       }
     }
@@ -1091,6 +1154,7 @@ void native_pass(const Program* program, Pass* pass) {
     }
   }
   run(program, pass, 0);
+  if (pass->likeliest) tell_likeliest(pass, program->step[pass->last - 1].weight->tiles * 16);
   pthread_mutex_unlock(&team.one_pass);
 }
 

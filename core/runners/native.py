@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.runners import Favourites
 from core.runners.architecture import HIDDEN, Attending, NativeNetwork
 from core.runners.clock import timed_pass
 from core.runners.features import Features
@@ -36,6 +37,10 @@ class NativeRunner:
         self._cache = Cache(shape, network.wide_cache, lambda size: turned(network.kinds, size), capacity)
         self.exit: NativeView | None = None
         self.features: Features | None = None
+        self.favourites: Favourites | None = None
+        """Of the rows of the newest pass, its own or a view's."""
+        self.shares = False
+        """Whether a pass is to tell how sure its favourites are: for who drafts with it."""
 
     @property
     def capacity(self) -> int:
@@ -99,6 +104,7 @@ class NativeRunner:
     def reset(self) -> None:
         self._length = self._fed = 0
         self.exit = self.features = None
+        self.shares = False
 
     def through(
         self, layers: int, ids: Tensor, start: int, parents: Sequence[int] | None, rows: int
@@ -121,14 +127,19 @@ class NativeRunner:
         start: int,
         parents: Sequence[int] | None = None,
         wanted: int = 0,
+        of: Any = None,
         **more: Any,
     ) -> Rows:
-        """Run steps of a program for ids [n] behind `start` tokens; or, without ids, of its head."""
+        """Run steps of a program for ids [n] behind `start` tokens; or, without ids, of its head. Of a whole pass `of`
+        is the network."""
         n, cache = (wanted, None) if ids is None else (len(ids), self._cache)
-        return run_pass(Rows(program, self._work, n, first, last, ids, cache, start, parents, wanted=wanted, **more))
+        rows = Rows(program, self._work, n, first, last, ids, cache, start, parents, wanted=wanted, of=of, **more)
+        rows.count, rows.shares = self._vocab_size, self.shares or of is None
+        return run_pass(rows)
 
     def _logits(self, done: Rows) -> Tensor:
         assert done.logits is not None
+        self.favourites = done.favourites
         return done.logits[:, : self._vocab_size]
 
 
@@ -173,6 +184,10 @@ class NativeView:
     def length(self) -> int:
         # Where the full pass has been, the first layers have been too.
         return max(self._length, self._full.length)
+
+    @property
+    def favourites(self) -> Favourites | None:
+        return self._full.favourites
 
     @timed_pass
     @torch.inference_mode()

@@ -29,6 +29,8 @@ ADDED, WIDE, GELU, FOR_ALL = 1, 2, 4, 8
 GROUP, TILE = 32, 16
 ALONE = 4
 """Rows up to which every thread makes its activations for itself."""
+MOST_TOLD, MOST_COLUMNS = 64, 512 * 1024
+"""Rows, and columns of logits, of which a pass tells the likeliest token."""
 NF4_LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -72,9 +74,9 @@ ROW = 6
 
 class Pass(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("n", "first", "last", "threads", "wanted", "stride", "unused", "unused_too")),
+        *((name, c_int32) for name in ("n", "first", "last", "threads", "wanted", "stride", "columns", "shares")),
         *((name, c_void_p) for name in ("ids", "rows", "cells", "caches", "capacities", "turnings")),
-        *((name, c_void_p) for name in ("buffers", "activations", "output", "logits")),
+        *((name, c_void_p) for name in ("buffers", "activations", "output", "logits", "likeliest", "told")),
     ]
 
 

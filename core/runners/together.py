@@ -22,8 +22,9 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from core.errors import Cancelled
+from core.runners import Favourites
 from core.runners.architecture import HIDDEN
-from core.runners.program import Program, Turning, Workspace, run, team
+from core.runners.program import MOST_COLUMNS, MOST_TOLD, Pass, Program, Turning, Workspace, run, team
 
 
 class Cache:
@@ -72,8 +73,9 @@ class Rows:
     `ids` [n], where tokens are fed: behind `start` cells of the `cache`, one after the other, or as a tree of
     `parents`, or of what each row sees, `visible` [n, start + n]. `given`: row buffers to be filled before, by number.
     Wanted are the `logits` of the last so many rows, or else what leaves the steps, `hidden`, of all; with `both`, that
-    too. Where the program notes hidden states, so many columns of `features`. `of`: the network whose whole pass it is,
-    None for one of a few of its layers or of a head.
+    too. Of so many columns of logits as `count` their `favourites` are told, with `shares` if asked. Where the program
+    notes hidden states, so many columns of `features`. `of`: the network whose whole pass it is, None for one of a few
+    of its layers or of a head.
     """
 
     program: Program
@@ -89,9 +91,12 @@ class Rows:
     given: Sequence[tuple[int, Tensor]] = ()
     wanted: int = 0
     both: bool = False
+    count: int = 0
+    shares: bool = False
     columns: int = 0
     of: Any = None
     logits: Tensor | None = None
+    favourites: Favourites | None = None
     hidden: Tensor | None = None
     features: Tensor | None = None
 
@@ -160,7 +165,7 @@ def run_rows(group: Sequence[Rows]) -> None:
         each.output, each.stride = noted.data_ptr(), columns
         for rows, part in zip(group, _parts(noted, counts)):
             rows.features = part
-    each.first, each.last, each.wanted = first, last, 0
+    each.first, each.last, each.wanted, each.likeliest = first, last, 0, None
     if not wanted:
         run(program, each)
         _note_hidden(group, work, counts)
@@ -179,11 +184,24 @@ def run_rows(group: Sequence[Rows]) -> None:
         each.first, each.last = head, last
     logits = torch.empty(wanted, program.outs, dtype=torch.float32)
     each.wanted, each.logits = wanted, logits.data_ptr()
+    found = _to_tell(each, group[0]) if wanted <= MOST_TOLD and 0 < group[0].count <= MOST_COLUMNS else None
     run(program, each)
-    for rows, part in zip(group, _parts(logits, [rows.wanted for rows in group])):
+    each_wanted = [rows.wanted for rows in group]
+    for rows, part in zip(group, _parts(logits, each_wanted)):
         rows.logits = part
+    if found:
+        parts = [_parts(values, each_wanted) for values in found if values is not None]
+        for rows, *told in zip(group, *parts):
+            rows.favourites = Favourites(*told)
     if both:
         _note_hidden(group, work, counts)
+
+
+def _to_tell(each: Pass, rows: Rows) -> Favourites:
+    """What a pass is to fill in."""
+    ids, told = torch.empty(each.wanted, dtype=torch.long), torch.empty(2, each.wanted, dtype=torch.float32)
+    each.columns, each.shares, each.likeliest, each.told = rows.count, rows.shares, ids.data_ptr(), told.data_ptr()
+    return Favourites(ids, told[0], told[1] if rows.shares else None)
 
 
 def _note_hidden(group: Sequence[Rows], work: Workspace, counts: Sequence[int]) -> None:
@@ -210,6 +228,7 @@ class Together(Generic[T]):
     def __init__(self, last: Any = None) -> None:
         self._last = last
         self._hub = getcurrent()
+        self._alone = False
         self.turns = 0
         """How often all texts waited to be judged, and were."""
         self._waiting: dict[greenlet, Rows] = {}
@@ -219,7 +238,7 @@ class Together(Generic[T]):
         on one thread alone. What one raises ends all of them, as does going away."""
         coming, ready = iter(texts), deque[greenlet]()
         going = 0
-        self._hub = getcurrent()
+        self._hub, self._alone = getcurrent(), most == 1
         try:
             while True:
                 if not ready:  # a place is taken again between passes, when every text has told what the last gave it
@@ -245,8 +264,12 @@ class Together(Generic[T]):
                     self._switch(text, Cancelled())
 
     def wait(self, rows: Rows) -> None:
-        """Give way to the other texts until these rows have been run."""
-        self._hub.switch(rows)
+        """Give way to the other texts until these rows have been run; at once where there never is another."""
+        if not self._alone:
+            self._hub.switch(rows)
+            return
+        run_rows([rows])
+        self.turns += rows.of is not None and rows.of is self._last
 
     def _follow(self, text: Generator[T]) -> None:
         with closing(text), suppress(Cancelled):

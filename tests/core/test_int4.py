@@ -30,6 +30,7 @@ from core.runners.products import (
     quantise8,
 )
 from core.runners.static_layers import StaticNetwork, bring_in_int4
+from core.sampling import likeliest
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -250,3 +251,35 @@ def test_codes_in_pairs():
 
 def test_odd_shapes_have_no_group():
     assert (group_for(64, 96), group_for(24, 64), group_for(64, 48)) == (32, None, None)
+
+
+@pytest.mark.parametrize("columns", [5, 320, 2501, 4100])
+def test_a_pass_tells_what_is_likeliest(columns):
+    """The first of equal logits among those that count, how sure it is, and what is no number before all, as found by
+    looking at each of them."""
+
+    def runner_with(factor=1.0):
+        network = random_model("llama", 7, vocab=4112, dtype=torch.float32, tie_word_embeddings=False, **WIDE)
+        head = network.lm_head.weight.data
+        head[[7, 2400, 4099]] = head[3].clone()  # four tokens that are always as likely
+        head[4105] *= 100
+        head[4] *= factor
+        runner = NativeRunner(NativeNetwork(network), columns)
+        runner.shares = True
+        return runner
+
+    runner, favourites = runner_with(), set()
+    for n in (1, 2, 5, 64):
+        logits, found = runner.feed(torch.arange(n) % 5), runner.favourites
+        largest, ids = likeliest(logits)
+        favourites |= set(ids.tolist())
+        assert torch.equal(found.ids, ids) and torch.equal(found.largest, largest)
+        torch.testing.assert_close(found.shares, logits.softmax(-1).amax(-1), rtol=1e-5, atol=0)
+    assert not favourites & {7, 2400, 4099}
+    runner.feed(torch.arange(65) % 5)
+    assert runner.favourites is None, "so many rows are looked at by whoever asks"
+    for factor in (torch.inf, torch.nan):
+        runner = runner_with(factor=factor)
+        largest, ids = likeliest(runner.feed(torch.arange(3)))
+        assert torch.equal(runner.favourites.ids, ids) and not largest.isfinite().all()
+        torch.testing.assert_close(runner.favourites.largest, largest, equal_nan=True)

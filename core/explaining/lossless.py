@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from core.loading.pair import Pair
 from core.progress import Stop, never
 from core.records import Divergence, Run, Settings, first_divergence
 from core.runners import Runner, prefill
+from core.runners.together import Together
 from core.sampling import Sampling, Uniforms
 from core.text import encode_prompt, known_ids
 
@@ -148,33 +149,51 @@ def check_law(
     output = known_ids(pair.target, run.token_ids) if run else []
     text = (prompt_ids + output)[: pair.target.context_length - SHORTEST_ROOM]
     with ExitStack() as resources:
-        target = resources.enter_context(pair.target.lease())
-        drafter, controller = build_drafter(pair, target, settings, resources)
+        slots = [_Slot(pair, settings, resources) for _ in range(AT_ONCE if pair.target.exact_rows else 1)]
+        target, drafter = slots[0].target, slots[0].drafter
         pair.target.use_threads()
         try:
             prefill(target, text[: max(len(prompt_ids), len(text) - POSITIONS) - 1], stop)
             context = text[: choose_context(target, text, n, sampling, drafter)]
             law = two_token_law(target, context, sampling, n)
-            drafter.prefill(context[:-1], stop)
+            for slot in slots:
+                prefill(slot.target, context[:-1], stop)
+                slot.drafter.prefill(context[:-1], stop)
         except Cancelled:
             return
-        ending = getattr(drafter, "ending", None)
-        longest = max(1, min(controller.next(context), pair.target.context_length - len(context) - 2))
+        longest = max(1, min(slots[0].length.next(context), pair.target.context_length - len(context) - 2))
         counts: Counter[Two] = Counter()
         totals = Counter[str]()
         numbers = Uniforms(settings.seed, target.device)
+
+        def drawn(slot: _Slot, turns: Iterator[int]) -> Generator[Two]:
+            for turn in turns:
+                if stop():
+                    return
+                gamma = 1 + turn % longest
+                if slot.ending is not None:  # where it is too unsure to draft at all, there would be nothing to check
+                    slot.drafter.ending = slot.ending if turn // longest % 2 else None  # type: ignore[attr-defined]
+                yield continuation(slot.target, slot.drafter, context, gamma, sampling, numbers, totals, broken)
+
         yield Progress(0, n)
-        for done in range(n):
+        for done in range(0, n, len(slots)):
             if stop():
                 break
             pair.target.use_threads()  # the page may come back in another thread
-            gamma = 1 + done % longest
-            if ending is not None:  # where it is too unsure to draft at all, there would be nothing to check
-                drafter.ending = ending if done // longest % 2 else None  # type: ignore[attr-defined]
-            counts[continuation(target, drafter, context, gamma, sampling, numbers, totals, broken)] += 1
-            yield Progress(done + 1, n)
+            turns = iter(range(done, min(n, done + len(slots))))
+            counts.update(Together[Two](pair.target.passes).run((drawn(slot, turns) for slot in slots), len(slots)))
+            yield Progress(counts.total(), n)
     if counts:
         yield law.compare(counts, len(context), totals["drafted"], totals["rejected"])
+
+
+class _Slot:
+    """What draws one continuation after the other."""
+
+    def __init__(self, pair: Pair, settings: Settings, resources: ExitStack) -> None:
+        self.target = resources.enter_context(pair.target.lease())
+        self.drafter, self.length = build_drafter(pair, self.target, settings, resources)
+        self.ending = getattr(self.drafter, "ending", None)
 
 
 def continuation(

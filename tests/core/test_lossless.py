@@ -12,6 +12,7 @@ from test_mutants import accept_by_ratio_of_argmax, match_and_draw_again, no_bon
 from core import verification
 from core.errors import UserError
 from core.explaining.lossless import (
+    AT_ONCE,
     GreedyCheck,
     LawCheck,
     Progress,
@@ -25,6 +26,7 @@ from core.explaining.lossless import (
 )
 from core.lanes import open_lane
 from core.records import Run, Settings
+from core.runners import together
 from core.sampling import Sampling, Uniforms
 
 SAMPLING = Sampling(temperature=0.9, top_k=4)
@@ -154,12 +156,19 @@ def test_a_loaded_pair_broken_on_purpose_fails(pair):
     assert last(check_law(pair, None, "the quick brown fox", settings, 300, broken=True)).p_value < 1e-4
 
 
+def test_continuations_share_their_passes(pair, monkeypatch):
+    groups, run_rows = [], together.run_rows
+    monkeypatch.setattr(together, "run_rows", lambda group: (groups.append(len(group)), run_rows(group))[1])
+    check = last(check_law(pair, None, "the quick", Settings(temperature=1.0, draft_length=2), 40))
+    assert check.n == 40 and groups.count(AT_ONCE) > len(groups) / 2
+
+
 def test_stopping_keeps_what_was_sampled(pair):
     settings = Settings(temperature=1.0)
     seen = []
 
     def stop():
-        return len(seen) > 60
+        return len(seen) > 15
 
     for item in check_law(pair, None, "the quick", settings, 10_000, stop):
         seen.append(item)

@@ -3,6 +3,7 @@
 A head that knows a text of its target by heart drafts it whole; with a fault in its way it does so no longer.
 """
 
+import copy
 from dataclasses import replace
 from functools import cache
 
@@ -28,10 +29,16 @@ def text() -> list[int]:
     return target_of("llama").generate(prompt, do_sample=False, max_new_tokens=NEW, pad_token_id=0)[0].tolist()
 
 
+@cache
+def taught():
+    """A head that knows the text; nobody changes its weights."""
+    return taught_head(target_of("llama"), text(), sorted(set(text())))
+
+
 def accepted(gamma: int = 1, mutate=lambda drafter: None) -> int:
     """How many drafted tokens stand when the text is written with a head that knows it; it must come out the same."""
     target = target_runner("llama")
-    network = taught_head(target_of("llama"), text(), sorted(set(text())))
+    network = taught()
     drafter = HeadDrafter(runner_of(fused_head(network, target_of("llama"))), target.watch((0, 1, 2)), Sampling())
     mutate(drafter)
     run = Run(Settings(max_new_tokens=NEW), {}, "", text()[:PROMPT])
@@ -72,7 +79,7 @@ def test_a_silent_fault_costs_acceptance(mutate):
 def test_stale_recurrent_rows_are_seen_in_the_cache():
     """Rows made from the head's own guesses that are not dropped shift every row that is read after them."""
     target = target_runner("llama")
-    network = taught_head(target_of("llama"), text(), sorted(set(text())))
+    network = taught()
     features = target.watch((0, 1, 2))
 
     def after(keep_stale: bool) -> torch.Tensor:
@@ -96,7 +103,7 @@ def test_a_normed_output_fed_back_changes_what_is_drafted_next():
     drafts = []
     for normed in (False, True):
         target = target_runner("llama")
-        network = taught_head(target_of("llama"), text(), sorted(set(text())))
+        network = copy.deepcopy(taught())
         network.config = replace(network.config, norm_output=normed)
         runner = runner_of(fused_head(network, target_of("llama")))
         drafter = HeadDrafter(runner, target.watch((0, 1, 2)), Sampling())

@@ -56,9 +56,9 @@ def outcomes(run):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_draft_model(kind):
-    """Every kind with every draft length and every prompt length, with a draft that is sometimes right."""
+    """Every kind with short and long drafts and every prompt length, with a draft that is sometimes right."""
     met = Counter()
-    for gamma in range(1, 9):
+    for gamma in (1, 2, 3, 5, 8):
         for length in prompts_of(kind, gamma):
             drafter = ModelDrafter(draft_runner(kind), GREEDY)
             run = decode(target_runner(kind), drafter, length, gamma)

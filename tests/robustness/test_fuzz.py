@@ -1,7 +1,7 @@
 """Whatever comes in through a control or an endpoint: an answer in words, never an unhandled exception.
 
-Thousands of cases in process, drawn by hypothesis with a fixed seed; over HTTP a few hundred, for what only a real
-request meets. `FUZZ_CASES=20000` draws more.
+More than two thousand cases in process, drawn by hypothesis with a fixed seed; over HTTP a few hundred, for what only
+a real request meets. `FUZZ_CASES=20000` draws more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.settings import Settings
 
-CASES = int(os.environ.get("FUZZ_CASES", "1000"))
+CASES = int(os.environ.get("FUZZ_CASES", "500"))
 fuzzed = settings(
     max_examples=CASES,
     deadline=None,

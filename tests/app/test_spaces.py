@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 
 from tiny import make_tokenizer, random_model
 
+import app.insides  # noqa: F401  (first: the process of a job imports Gradio in half the time)
 from app.playground.race import queued_race
 from app.serving import Engine, spaces
 from app.serving.device import Device

@@ -1,6 +1,6 @@
 """Whatever comes in through a control or an endpoint: an answer in words, never an unhandled exception.
 
-More than two thousand cases in process, drawn by hypothesis with a fixed seed; over HTTP a few hundred, for what only
+About two thousand cases in process, drawn by hypothesis with a fixed seed; over HTTP a few hundred, for what only
 a real request meets. `FUZZ_CASES=20000` draws more.
 """
 

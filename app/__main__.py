@@ -51,7 +51,7 @@ def main() -> int:
     for trouble in filter(None, (engine.instead, unguarded(chosen), *unmet(chosen, shared, without_tools(page)))):
         print(trouble, file=sys.stderr, flush=True)
     print(f"Ready: {address}" + (f" and {shared}" if shared else ""), flush=True)
-    serve(page, device, pair)
+    serve(page, engine, device, pair)
     return 0
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from core.drafting.methods import METHODS
@@ -42,6 +42,10 @@ class Offer:
     cached: bool
 
 
+MEASURING = 5.0
+"""Seconds that a card waits for passes to be timed; a visitor who runs at once keeps them from it."""
+
+
 class Engine:
     """Loaded pairs, and the calls the page makes on them. Pairs are loaded once and shared by all visitors."""
 
@@ -55,6 +59,9 @@ class Engine:
         """Why the bundled pair runs in place of the default one, and what to do about it."""
         self.remote: Remote | None = None
         """Where races run, if not in this process (app/serving/spaces.py)."""
+        self.measured = Event()
+        """Not set while the passes of the start's pair are still to be timed: what its card promises goes by them."""
+        self.measured.set()
         self._kept = kept
         self._pairs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._lock = Lock()
@@ -186,6 +193,8 @@ class Engine:
 
         self.admit(settings)
         pair = self.loaded(settings)
+        if pair is not None:
+            self.measured.wait(MEASURING)
         return inspect_pair(
             settings.target,
             settings.draft,

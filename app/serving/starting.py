@@ -107,7 +107,7 @@ def beside(job: Callable[[Stop], T]) -> Iterator[Future[T]]:
         sys.setswitchinterval(interval)
 
 
-def serve(page: Any, device: Any, pair: Any) -> None:
+def serve(page: Any, engine: Engine, device: Any, pair: Any) -> None:
     """Measure the rest of a loaded pair when nobody runs, and answer visitors until the program is told to end."""
     from app.insides import hang_up
     from app.serving.device import when_free
@@ -115,8 +115,15 @@ def serve(page: Any, device: Any, pair: Any) -> None:
     ended = threading.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda *_: ended.set())
-    later = (device, clear_up, pair.target.choose_threads, pair.measure_all)
-    threading.Thread(target=when_free, args=later, name="measuring", daemon=True).start()
+    engine.measured.clear()
+
+    def measure() -> None:
+        try:
+            when_free(device, clear_up, pair.target.choose_threads, pair.measure_all)
+        finally:
+            engine.measured.set()
+
+    threading.Thread(target=measure, name="measuring", daemon=True).start()
     ended.wait()
     device.close()
     idle = device.drain(5)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from html import escape
 from importlib.machinery import ModuleSpec
@@ -21,6 +22,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from app import serving
 from app.__main__ import prepare
 from app.insides import without_stubs
 from app.serving import Engine
@@ -209,3 +211,17 @@ def test_a_start_that_is_interrupted_ends_with_a_sentence():
     starting.send_signal(signal.SIGINT)
     assert starting.stderr.read().endswith("Stopped before the page was ready.\n")
     assert starting.wait(20) == 130
+
+
+def test_a_card_waits_until_passes_are_timed_and_goes_by_what_they_cost_here(monkeypatch):
+    monkeypatch.setattr(serving, "MEASURING", 60.0)
+    engine = Engine(Settings("pocket"))
+    pair = engine.load(engine.settings, measure=False)
+    engine.measured.clear()
+    with ThreadPoolExecutor(1) as pool:
+        card = pool.submit(engine.inspect, engine.settings)
+        with pytest.raises(TimeoutError):
+            card.result(0.3)
+        pair.measure_all()
+        engine.measured.set()
+        assert card.result(60)["predictions"][0]["basis"] == "measured"

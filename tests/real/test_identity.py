@@ -18,7 +18,7 @@ from core.drafting.length import Fixed
 from core.drafting.model import EarlyExitDrafter, ModelDrafter
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import TreeDrafter
-from core.lanes import open_lane
+from core.lanes import finish_together, open_lane
 from core.loading.head import bundled_head, load_head
 from core.loading.pair import Pair
 from core.progress import Stop
@@ -32,6 +32,8 @@ CPU = torch.device("cpu")
 GREEDY = Sampling(0.0)
 LENGTH = 15
 """Passes are what takes time here, and one over sixteen tokens takes less than two over one."""
+AT_ONCE = 4
+"""Texts that share their passes."""
 SHAPE = (*6 * (1,), 2, *8 * (1,))
 """A tree as deep as that, with a fork."""
 
@@ -174,14 +176,13 @@ def test_real_target_of_a_good_draft(model, reference, answers):
     ids=["early-exit", "ngram"],
 )
 def test_drafters_that_need_no_other_model(model, reference, answers, method, options, which):
-    """As they are, on a few questions, through the lane that the page and the command line open, text included."""
+    """As they are, on a few questions at once, through the lane that the page and the command line open, text
+    included."""
     outcomes = set()
-    for question, (prompt, expected) in list(zip(QUESTIONS, answers))[which]:
-        settings = Settings(method=method, max_new_tokens=NEW, **options)
-        with open_lane(Pair(model), question, settings) as lane:
-            for round_ in lane:
-                outcomes |= {token.outcome for token in round_.drafted}
-            run = lane.run
+    settings = Settings(method=method, max_new_tokens=NEW, **options)
+    runs = finish_together(Pair(model), [(question, settings) for question in QUESTIONS[which]], AT_ONCE, as_alone=True)
+    for run, (prompt, expected) in zip(runs, answers[which], strict=True):
+        outcomes |= {token.outcome for round_ in run.rounds for token in round_.drafted}
         assert run.prompt_ids == prompt
         assert_same(reference, prompt, expected, run.token_ids)
         whole = model.tokenizer.decode(run.token_ids, skip_special_tokens=True)
@@ -190,17 +191,17 @@ def test_drafters_that_need_no_other_model(model, reference, answers, method, op
 
 
 def test_the_bundled_head(model, reference, answers):
-    """A chain of its guesses for one question in four, a tree of them for another."""
+    """A chain of its guesses for one question in four, a tree of them for another, in passes that they share."""
     folder = bundled_head(model.config, model.tokenizer)
     assert folder is not None
     pair = Pair(model, head=load_head(folder.name, folder, model))
     outcomes = {"head": set(), "head-tree": set()}
-    for at, (question, (prompt, expected)) in enumerate(list(zip(QUESTIONS, answers))[::2]):
-        settings = Settings(method=list(outcomes)[at % 2], max_new_tokens=NEW, draft_length=2)
-        with open_lane(pair, question, settings) as lane:
-            for round_ in lane:
-                outcomes[settings.method] |= {token.outcome for token in [*round_.drafted, *round_.kept]}
-        assert_same(reference, prompt, expected, lane.run.token_ids)
+    asked = [Settings(method=method, max_new_tokens=NEW, draft_length=2) for method in outcomes]
+    runs = finish_together(pair, list(zip(QUESTIONS[::2], cycle(asked))), AT_ONCE, as_alone=True)
+    for run, (prompt, expected) in zip(runs, answers[::2], strict=True):
+        met = [token for round_ in run.rounds for token in [*round_.drafted, *round_.kept]]
+        outcomes[run.settings.method] |= {token.outcome for token in met}
+        assert_same(reference, prompt, expected, run.token_ids)
     for method, met in outcomes.items():
         assert {"accepted", "rejected", "corrected", "bonus"} <= met, method
 

@@ -109,14 +109,22 @@ static void emulate(const Program* program_there, const Pass* pass_there) {
     work[i] = room<uint8_t>(rows * (4 * widest + 64));
   }
   pass.activations = work;
-  float *output_there = pass.output, *logits_there = pass.logits;
+  float *output_there = pass.output, *logits_there = pass.logits, *told_there = pass.told;
+  int64_t* likeliest_there = pass.likeliest;
   pass.output = fetched(output_there, (int64_t)pass.n * pass.stride);
   pass.logits = fetched(logits_there, pass.wanted * logits);
+  if (pass.likeliest) {
+    pass.likeliest = fetched(likeliest_there, pass.wanted);
+    pass.told = fetched(told_there, 2 * (int64_t)pass.wanted);
+  }
   native_pass(&p, &pass);
   for (int64_t i = 0; i < slots; i++) put_back((uint8_t*)caches[i], (uint8_t*)caches_there[i], cache_bytes(i));
   for (int i = 0; i < p.buffers; i++) put_back(buffers[i], buffers_there[i], (int64_t)pass.n * p.widths[i]);
   put_back(pass.output, output_there, (int64_t)pass.n * pass.stride);
   put_back(pass.logits, logits_there, pass.wanted * logits);
+  if (!pass.likeliest) return;
+  put_back(pass.likeliest, likeliest_there, pass.wanted);
+  put_back(pass.told, told_there, 2 * (int64_t)pass.wanted);
 }
 
 // The first argument is the other process's number. Asked by three numbers: what to do, and two addresses there.

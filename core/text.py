@@ -109,13 +109,17 @@ MARKS = "\ue000", "\uf8ff"
 """The private-use characters, which stand for special tokens a person typed while the template is filled in."""
 
 
+def refuse_empty(prompt: str) -> None:
+    if not prompt.strip():
+        raise UserError("The prompt is empty; type some text for the model to continue.")
+
+
 def encode_prompt(target: Model, prompt: str, settings: Settings) -> list[int]:
     """Encode a prompt; where the tokenizer has a chat template and settings.chat is "auto", as a user's message.
 
     Raises UserError for text that cannot be encoded, and for a system prompt that nobody would read.
     """
-    if not prompt.strip():
-        raise UserError("The prompt is empty; type some text for the model to continue.")
+    refuse_empty(prompt)
     if lone := next((c for c in prompt + (settings.system or "") if "\ud800" <= c <= "\udfff"), None):
         raise UserError(f"The prompt holds U+{ord(lone):04X}, half of a character that is not there; remove it.")
     tokenizer = target.tokenizer

@@ -23,7 +23,7 @@ from app.serving.turns import Event, Stop, fetching, loading
 from core.drafting.methods import METHODS
 from core.errors import Cancelled, UserError
 from core.measuring.comparison import Contender, Heat, counted, heats, row
-from core.measuring.deciding import faster
+from core.measuring.deciding import alike, faster
 from core.records import Round, Run, Settings
 from core.servers import ServerRun
 from core.settings import POCKET_NAME
@@ -370,7 +370,13 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
     speed = f"{best['tokens_per_second']['median']:.0f} tokens/s{over}"
     if level := level_with(comparison, best):
         others = [each for each in comparison.contenders if each.number in level]
-        text = f"Lane {best['lane']}, {best['name']}, and {numbered(others).lower()} are about as fast: {speed}"
+        lanes, near = numbered(others).lower(), [row for row in rows if row["lane"] in (best["lane"], *level)]
+        close = all(alike(row["tokens_per_second"]["median"] / best["tokens_per_second"]["median"]) for row in near)
+        text = f"Lane {best['lane']}, {best['name']}, " + (
+            f"and {lanes} are about as fast: {speed}"
+            if close or not any(row["drafted"] for row in near)
+            else f"is ahead of {lanes}: {speed}"
+        )
         on = "one prompt does" if best["prompts"] == 1 else f"{best['prompts']} prompts do"
         text += f"; {on} not separate them" + (f". Lane {best['lane']} is faster than plain" if best["faster"] else "")
     else:

@@ -25,7 +25,7 @@ from core.explaining.traffic import (
     run_traffic,
 )
 from core.measuring.batches import describe_all, measured_of
-from core.measuring.deciding import speedup_range
+from core.measuring.deciding import alike, speedup_range
 from core.records import Run, summarise
 
 Finding = tuple[bool | None, str, str]
@@ -106,7 +106,10 @@ def _apart(predicted: float, happened: float) -> str:
 
 
 def _why_faster(run: Run, plain: Run | None, costs: Costs | None, pays: bool | None) -> str:
-    title = {True: "faster", False: "not faster", None: "about as fast as plain decoding"}[pays]
+    unsure = "about as fast as plain decoding"
+    if costs and not alike(costs.speed_up):
+        unsure = "perhaps faster" if costs.gain > 0 else "perhaps slower"
+    title = {True: "faster", False: "not faster", None: unsure}[pays]
     answer = f"A token takes {milliseconds(costs.speculative)}, plain {milliseconds(costs.plain)}." if costs else ""
     found, base = run_traffic(run), run_traffic(plain) if plain else None
     shared = _what_is_shared(run, with_bytes=found is not None)

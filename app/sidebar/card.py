@@ -9,7 +9,7 @@ from typing import Any
 
 from core.drafting.methods import METHODS
 from core.inspecting.acceptance import EXPECTED, USUAL_RANGE
-from core.measuring.deciding import Gain
+from core.measuring.deciding import Gain, alike
 from core.progress import in_bytes
 
 MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
@@ -136,7 +136,9 @@ def _had(gain: Gain) -> str:
     """What the method brought in the visitor's own races."""
     races = "run" if gain.races == 1 else f"{gain.races} runs"
     told = f"{gain.speedup:.2f}× ({gain.low:.2f} to {gain.high:.2f}) in your last {races} here"
-    return f"about the same as plain: {told}" if gain.same else told
+    if not gain.same:
+        return told
+    return f"about the same as plain: {told}" if alike(gain.speedup) else f"too noisy to tell: {told}"
 
 
 def _expected(found: dict[str, Any], name: str) -> str:

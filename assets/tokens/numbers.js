@@ -1,7 +1,7 @@
 /* The number between the panes and the three behind it, the count of each outcome, and what the same run gave when it
    was repeated. */
 
-const SAME = 0.03;
+const SAME = 0.03, ALIKE = 1.1;
 
 /** Speed-ups of this visit by what was run. */
 export class Repeats {
@@ -25,10 +25,12 @@ function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** "faster" or "slower" where all that was measured says so, by more than nobody feels; else "about the same". */
+/** "faster" or "slower" where all that was measured says so, by more than nobody feels; else "about the same", or where
+   it may be more than that, "too noisy to tell". */
 export function wordFor(speedup, [low, high]) {
   if (low > 1 && speedup > 1 + SAME) return "faster";
-  return high < 1 && speedup < 1 - SAME ? "slower" : "about the same";
+  if (high < 1 && speedup < 1 - SAME) return "slower";
+  return speedup <= ALIKE && speedup >= 1 / ALIKE ? "about the same" : "too noisy to tell";
 }
 
 export class Numbers {
@@ -85,8 +87,8 @@ export class Numbers {
   drawSpeedup(speedup) {
     const several = this.all.length > 1;
     const range = several ? [Math.min(...this.all), Math.max(...this.all)] : (this.range ?? [speedup, speedup]);
-    const word = wordFor(several ? median(this.all) : speedup, range);
-    this.set("speedup", (word === "about the same" ? "\u2248\u2009" : "") + speedup.toFixed(2) + "\u00d7");
+    const word = wordFor(speedup, range);
+    this.set("speedup", (word === "faster" || word === "slower" ? "" : "\u2248\u2009") + speedup.toFixed(2) + "\u00d7");
     this.set("speedup-word", word);
     this.root.dataset.won = word === "faster";
     const ends = range.map((value) => value.toFixed(2)).join(" to ") + "\u00d7";

@@ -238,8 +238,10 @@ def describe(document: Mapping[str, Any], name: str) -> str:
         said.append(f"from {gave_up} at once on it drafts next to nothing, since that would not pay")
     elif lost:
         said.append(f"from {lost} at once on it loses")
-    else:
+    elif all(row["ratio_to_plain"]["median"] >= 1 for row in rows):
         said.append(f"it wins up to {most} at once")
+    else:
+        said.append(f"up to {most} at once noise leaves open where it loses")
     foretold = batch_limit([(row["texts"], row["predicted"]) for row in rows if row["predicted"] is not None])
     known = any(row["predicted"] is not None for row in rows)
     if known and not gave_up:

@@ -129,6 +129,14 @@ def faster(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> bool | None:
     return False if shared and (found == "worse" or all(high < 1 for _, high in ranges)) else None
 
 
+ALIKE = 1.1
+
+
+def alike(ratio: float) -> bool:
+    """Whether speeds of this ratio that noise may have set apart are about the same; else it is too noisy to tell."""
+    return 1 / ALIKE <= ratio <= ALIKE
+
+
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
     """Of `runs`, plain decoding of the same prompt by the same target, if it is among them."""
     alike = (

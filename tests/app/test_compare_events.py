@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine
 
 from app.compare import Compare
-from app.compare.events import WARM_UP_TOKENS, Comparison, compare, fetch_all, notes, plan_event
+from app.compare.events import WARM_UP_TOKENS, Comparison, compare, conclusion, fetch_all, notes, plan_event
 from app.compare.figures import acceptance_by_position, speed_by_lane
 from app.compare.lanes import LANE, SAME, SIDEBAR, chosen_lanes, lane_names, lanes_from
 from app.serving.device import Device
@@ -261,8 +261,12 @@ def test_nothing_is_called_fastest_that_the_noise_may_have_made_so() -> None:
     told = of(run([lane("draft"), lane("plain")], PROMPTS[:1])[0], "result")[0]
     assert "Lane 1, Draft model, is the fastest" in told["text"] and "× plain decoding" in told["text"]
     assert [(row["faster"], row["drafted"] > 0) for row in told["rows"]] == [(True, True), (None, False)]
-    level = of(run([lane("draft"), lane("draft", draft_length=4), lane("plain")], PROMPTS[:1])[0], "result")[0]
+    events, comparison = run([lane("draft"), lane("draft", draft_length=4), lane("plain")], PROMPTS[:1])
+    level = of(events, "result")[0]
     assert "and lane 2 are about as fast" in level["text"] and "one prompt does not separate them" in level["text"]
+    rows = comparison.rows()
+    rows[1]["tokens_per_second"]["median"] /= 2
+    assert "is ahead of lane 2: " in conclusion(comparison, rows)
     idle = of(run([lane("draft"), lane("plain")], PROMPTS[:1], IdleEngine())[0], "result")[0]
     assert "and lane 2 are about as fast" in idle["text"] and "×" not in idle["text"]
     assert (idle["rows"][0]["faster"], idle["rows"][0]["drafted"]) == (None, 0)

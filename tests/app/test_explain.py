@@ -202,6 +202,13 @@ def test_a_run_that_loses_says_so():
     assert "Why is this about as fast as plain decoding on your machine?" in words(costs_html(run, run))
 
 
+def test_a_run_that_noise_hides_is_not_called_level():
+    run, plain = fake_runs()
+    for noisy, said in ((plain, "perhaps faster"), (run, "perhaps slower")):
+        noisy.rounds[3].verify_seconds *= 2000
+        assert f"Why is this {said} on your machine?" in words(costs_html(run, plain))
+
+
 @pytest.mark.parametrize(
     ("p", "said"),
     [(0.43, "in 43% of such checks"), (0.002, "in 0.2% of such checks"), (1e-6, "once in 1,000,000 such checks")],

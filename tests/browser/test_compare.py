@@ -20,7 +20,7 @@ COLUMN = "n => [...document.querySelectorAll('.comparison tbody tr')].map(row =>
 FIGURES = (
     "() => [...document.querySelectorAll('.comparison tbody tr')].map(row => row.children[2].firstChild.textContent)"
 )
-TOLD = r"Lane \d, .*(is the fastest|about as fast): \d+ tokens/s"
+TOLD = r"Lane \d, .*(is the fastest|about as fast|is ahead of lanes? [\d, and]+): \d+ tokens/s"
 
 
 def to_compare(page: Any) -> Any:

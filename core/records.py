@@ -67,15 +67,15 @@ class Token:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, but for those that not every token has."""
-        tops = {"top_target": self.top_target, "top_draft": self.top_draft}
-        return {
-            **{name: getattr(self, name) for name in OF_EVERY_TOKEN},
-            **{name: [flat(each) for each in top] for name, top in tops.items() if top is not None},
-            **({} if self.confidence is None else {"confidence": self.confidence}),
-        }
+        whole = flat(self).items()
+        found: dict[str, Any] = {name: value for name, value in whole if value is not None or name not in OPTIONAL}
+        for top in TOPS & found.keys():
+            found[top] = [flat(each) for each in found[top]]
+        return found
 
 
-OF_EVERY_TOKEN = ("id", "text", "outcome", "p", "q", "parent", "draw")
+TOPS = {"top_target", "top_draft"}
+OPTIONAL = {*TOPS, "confidence"}
 ASKED = ("draft_length", "tree", "source", "ended", "refused")
 """What a round says of how its draft came about."""
 

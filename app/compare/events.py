@@ -23,7 +23,7 @@ from app.serving.turns import Event, Stop, fetching, loading
 from core.drafting.methods import METHODS
 from core.errors import Cancelled, UserError
 from core.measuring.comparison import Contender, Heat, counted, heats, row
-from core.measuring.deciding import alike, faster
+from core.measuring.deciding import about_even, faster
 from core.records import Round, Run, Settings
 from core.servers import ServerRun
 from core.settings import POCKET_NAME
@@ -371,12 +371,10 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
     if level := level_with(comparison, best):
         others = [each for each in comparison.contenders if each.number in level]
         lanes, near = numbered(others).lower(), [row for row in rows if row["lane"] in (best["lane"], *level)]
-        close = all(alike(row["tokens_per_second"]["median"] / best["tokens_per_second"]["median"]) for row in near)
-        text = f"Lane {best['lane']}, {best['name']}, " + (
-            f"and {lanes} are about as fast: {speed}"
-            if close or not any(row["drafted"] for row in near)
-            else f"is ahead of {lanes}: {speed}"
-        )
+        rates = [row["tokens_per_second"]["median"] for row in near]
+        even = about_even(min(rates) / max(rates)) or not any(row["drafted"] for row in near)
+        stand = f"and {lanes} are about as fast" if even else f"is ahead of {lanes}"
+        text = f"Lane {best['lane']}, {best['name']}, {stand}: {speed}"
         on = "one prompt does" if best["prompts"] == 1 else f"{best['prompts']} prompts do"
         text += f"; {on} not separate them" + (f". Lane {best['lane']} is faster than plain" if best["faster"] else "")
     else:

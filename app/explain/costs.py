@@ -25,7 +25,7 @@ from core.explaining.traffic import (
     run_traffic,
 )
 from core.measuring.batches import describe_all, measured_of
-from core.measuring.deciding import alike, speedup_range
+from core.measuring.deciding import about_even, speedup_range
 from core.records import Run, summarise
 
 Finding = tuple[bool | None, str, str]
@@ -107,7 +107,7 @@ def _apart(predicted: float, happened: float) -> str:
 
 def _why_faster(run: Run, plain: Run | None, costs: Costs | None, pays: bool | None) -> str:
     unsure = "about as fast as plain decoding"
-    if costs and not alike(costs.speed_up):
+    if costs and not about_even(costs.speed_up):
         unsure = "perhaps faster" if costs.gain > 0 else "perhaps slower"
     title = {True: "faster", False: "not faster", None: unsure}[pays]
     answer = f"A token takes {milliseconds(costs.speculative)}, plain {milliseconds(costs.plain)}." if costs else ""

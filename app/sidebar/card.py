@@ -9,7 +9,7 @@ from typing import Any
 
 from core.drafting.methods import METHODS
 from core.inspecting.acceptance import EXPECTED, USUAL_RANGE
-from core.measuring.deciding import Gain, alike
+from core.measuring.deciding import Gain, about_even
 from core.progress import in_bytes
 
 MARKS = {"good": "✓", "caution": "!", "bad": "✕"}
@@ -138,7 +138,7 @@ def _had(gain: Gain) -> str:
     told = f"{gain.speedup:.2f}× ({gain.low:.2f} to {gain.high:.2f}) in your last {races} here"
     if not gain.same:
         return told
-    return f"about the same as plain: {told}" if alike(gain.speedup) else f"too noisy to tell: {told}"
+    return f"about the same as plain: {told}" if about_even(gain.speedup) else f"too noisy to tell: {told}"
 
 
 def _expected(found: dict[str, Any], name: str) -> str:

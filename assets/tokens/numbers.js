@@ -1,7 +1,7 @@
 /* The number between the panes and the three behind it, the count of each outcome, and what the same run gave when it
    was repeated. */
 
-const SAME = 0.03, ALIKE = 1.1;
+const SAME = 0.03, EVEN = 1.1;
 
 /** Speed-ups of this visit by what was run. */
 export class Repeats {
@@ -30,7 +30,7 @@ function median(values) {
 export function wordFor(speedup, [low, high]) {
   if (low > 1 && speedup > 1 + SAME) return "faster";
   if (high < 1 && speedup < 1 - SAME) return "slower";
-  return speedup <= ALIKE && speedup >= 1 / ALIKE ? "about the same" : "too noisy to tell";
+  return speedup <= EVEN && speedup >= 1 / EVEN ? "about the same" : "too noisy to tell";
 }
 
 export class Numbers {

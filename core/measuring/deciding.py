@@ -129,12 +129,12 @@ def faster(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> bool | None:
     return False if shared and (found == "worse" or all(high < 1 for _, high in ranges)) else None
 
 
-ALIKE = 1.1
+EVEN = 1.1
 
 
-def alike(ratio: float) -> bool:
+def about_even(ratio: float) -> bool:
     """Whether speeds of this ratio that noise may have set apart are about the same; else it is too noisy to tell."""
-    return 1 / ALIKE <= ratio <= ALIKE
+    return 1 / EVEN <= ratio <= EVEN
 
 
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:

@@ -97,9 +97,8 @@ async def close_in_the_middle(page: Page, asked: dict[str, Any], tabs: int, pref
     opened = [asyncio.create_task(tab(page, asked, f"{prefix}{n}", each)) for n, each in enumerate(heard)]
     await asyncio.wait_for(asyncio.gather(*(each.wait() for each in heard)), 120)
     until = time.monotonic() + SOON
-    while (
-        page.at_work()["turns"] < min(tabs, page.device.longest) and time.monotonic() < until
-    ):  # servers are met first
+    # Servers are met before a turn is asked for.
+    while page.at_work()["turns"] < min(tabs, page.device.longest) and time.monotonic() < until:
         await asyncio.sleep(0.05)
     during, closed = page.left(), time.monotonic()
     for each in opened:

@@ -216,13 +216,16 @@ class Promise:
 def promise(rounds: Sequence[Round], costs: RoundCosts) -> Promise:
     """`RoundCosts.speed_up` for the draft lengths a run of chains used, which may differ from round to round: every
     round is charged for its passes, the drafter's catching-up included, and credited 1 + Σ aᵢ over the positions it
-    drafted."""
-    reached = accepted_by_position(list(rounds))
+    drafted. Of two drafters that take turns each is held against its own rounds; `costs` are the model's."""
+    sources = {round_.source for round_ in rounds}
+    reached = {source: accepted_by_position([r for r in rounds if r.source == source]) for source in sources}
+    of_source = {source: costs.without_network() if source == "ngram" else costs for source in sources}
     tokens = seconds = 0.0
     behind = 0
     for round_ in rounds:
-        drafted = len(round_.drafted)
-        tokens += expected_tokens_by_position(reached, drafted)
-        seconds += costs.chain(drafted, behind, round_.refused is not None) - costs.overhead
-        behind = missed(round_, behind)
+        drafted, source = len(round_.drafted), round_.source
+        tokens += expected_tokens_by_position(reached[source], drafted)
+        spent = of_source[source].chain(drafted, behind, round_.refused is not None)
+        seconds += spent - costs.overhead
+        behind = missed(round_, behind, drafted=source != "ngram")
     return Promise(tokens, seconds, len(rounds), costs.target(1))

@@ -46,7 +46,7 @@ class Method:
 
     @property
     def simple(self) -> bool:
-        """Whether one drafter proposes chains: what of them stands, and what its rounds take, tells of it alone."""
+        """Whether one drafter proposes chains."""
         return not (self.tree or (self.ngram and self.network))
 
     @property

@@ -15,7 +15,7 @@ from core.costs.rounds import RoundCosts
 from core.drafting import Draft, Drafter
 from core.drafting.build import Built, Parts, Way, way_of
 from core.drafting.chain import Ending
-from core.drafting.length import Adaptive, AdaptiveSource, Recorded
+from core.drafting.length import Adaptive, AdaptiveSource, Recorded, Repeating
 from core.progress import Stop
 from core.records import Source
 from core.runners import Runner
@@ -29,7 +29,7 @@ class NgramDrafter:
     the same however long the text is. Proposals are point masses.
     """
 
-    def __init__(self, device: torch.device, shortest: int = 2, longest: int = 5) -> None:
+    def __init__(self, device: torch.device, shortest: int = 2, longest: int = 8) -> None:
         self._device = device
         self._sizes = range(longest, shortest - 1, -1)
         self.reset()
@@ -49,12 +49,16 @@ class NgramDrafter:
 
     def find(self, context: list[int], length: int) -> list[int]:
         """Up to `length` ids that followed the same words last time; none where the text is new."""
+        return self.match(context, length)[0]
+
+    def match(self, context: list[int], length: int) -> tuple[list[int], int]:
+        """The same, and how many words those were."""
         self._index(context)
         for n in self._sizes:
             start = self._after.get(tuple(context[-n:])) if len(context) > n else None
             if start is not None:
-                return context[start : start + length]
-        return []
+                return context[start : start + length], n
+        return [], 0
 
     def _index(self, context: list[int]) -> None:
         """Note the n-grams that end before the newest token; the suffix itself must not find itself."""
@@ -131,15 +135,20 @@ def _before(other: str) -> Way:
         ngram = NgramDrafter(parts.target.device)
         if not isinstance(length, Adaptive):
             return CombinedDrafter(ngram, model), length
-        chosen = AdaptiveSource(ngram.find, Adaptive(parts.costs.without_network()), length)
+        chosen = AdaptiveSource(Repeating(ngram.match, parts.costs.without_network()), length)
         return CombinedDrafter(ngram, model, chosen.source), chosen
 
     return Way(build, lambda passes, settings: way_of(other).costs(passes, settings))
 
 
+def _alone(parts: Parts) -> Built:
+    ngram, length = NgramDrafter(parts.target.device), parts.length()
+    return ngram, Repeating(ngram.match, parts.costs) if isinstance(length, Adaptive) else length
+
+
 WAYS = {
     "ngram": Way(
-        lambda parts: (NgramDrafter(parts.target.device), parts.length()),
+        _alone,
         lambda passes, settings: RoundCosts(passes.target),
     ),
     "ngram+draft": _before("draft"),

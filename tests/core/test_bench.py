@@ -161,6 +161,19 @@ def test_the_draft_s_catching_up_is_charged():
     assert [n for n in fed if n > 1] == [2, 3]
 
 
+def test_of_two_drafters_each_is_held_against_its_own_rounds():
+    """An n-gram's rounds cost no draft, and the model reads what it wrote before it drafts again."""
+    costs = RoundCosts(lambda n: 1 + 0.1 * n, lambda n: 0.2 * n, following=0.2)
+    own = [replace(round_of(2, hits), source="model") for hits in (0, 1)]
+    found = [replace(round_of(4, hits), source="ngram") for hits in (4, 2)]
+    apart = [promise(own, costs), promise(found, costs.without_network())]
+    both = promise([*own, *found], costs)
+    assert both.tokens == pytest.approx(sum(each.tokens for each in apart))
+    assert both.seconds == pytest.approx(sum(each.seconds for each in apart))
+    later = promise([*found, *own], costs)
+    assert later.seconds == pytest.approx(both.seconds + costs.late(5 + 3))
+
+
 def test_what_a_head_s_rounds_should_bring_follows_from_its_own_passes():
     read, draft = CostTable({1: 0.2, 4: 0.5}), CostTable({1: 0.1, 4: 0.4})
     passes = PassCosts(CostTable({1: 1.0, 4: 1.3}), head=HeadCosts(read, draft))

@@ -6,7 +6,7 @@ import pytest
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts, best_length
-from core.drafting.length import Adaptive, AdaptiveSource, Fixed
+from core.drafting.length import Adaptive, AdaptiveSource, Fixed, Matches, Repeating
 from core.drafting.tree import AdaptiveShape
 from core.errors import UserError
 from core.records import Round, Token
@@ -165,7 +165,7 @@ def test_two_sources_are_told_apart():
     found: list[int] = []
     dear = RoundCosts(lambda n: 1 + 0.02 * n, flat(0.2))
     for ngram_hits in (True, False):
-        chosen = AdaptiveSource(lambda context, length: list(found), Adaptive(RoundCosts(dear.target)), Adaptive(dear))
+        chosen = AdaptiveSource(Repeating(lambda *_: (list(found), 4), RoundCosts(dear.target)), Adaptive(dear))
         lengths = {"ngram": [], "model": []}
         for index in range(200):
             found[:] = [5] * 16 if index % 2 else []
@@ -183,6 +183,22 @@ def test_two_sources_are_told_apart():
         else:
             assert mean(lengths["model"][40:]) > 8
             assert len(lengths["ngram"]) < 10
+
+
+def test_an_n_gram_drafts_by_how_many_words_were_the_same():
+    """Where long matches go on as they did and short ones do not, only what follows long ones is drafted, and more of
+    it; a short match that has grown is a long one."""
+    same, text = 2, [Token(5, "", "bonus")] * 6
+    ngram = Repeating(lambda context, most: ([5] * 6, same), RoundCosts(lambda n: 1 + 0.2 * n))
+    for same in (2, 9) * 40:
+        ngram.next([])
+        ngram.observe(Round(0, [], Token(6, "", "bonus")) if same == 2 else Round(0, text, None))
+    lengths = {}
+    for same in (2, 9):
+        lengths[same] = ngram.next([])
+    assert lengths == {2: 0, 9: 6}
+    matches = Matches()
+    assert matches.rates(3, 4) == [matches.rates(n, 1)[0] for n in (3, 4, 5, 6)]
 
 
 def test_a_model_is_charged_for_what_ngrams_wrote_without_it():

@@ -17,7 +17,7 @@ from tiny import random_prompt, target_of, target_runner
 from core.costs.rounds import RoundCosts
 from core.decoding import speculative
 from core.drafting.head import HeadDrafter
-from core.drafting.length import Adaptive, AdaptiveSource, Confident, Fixed
+from core.drafting.length import AdaptiveSource, Confident, Fixed, Repeating
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.heads.block import FusedHead
 from core.heads.runner import runner_of
@@ -86,7 +86,7 @@ def test_an_n_gram_before_the_head_keeps_the_law():
     for seed in range(TEXTS):
         target, confident, ngram = LookupRunner(logits), Confident(costs, longest=4), NgramDrafter(CPU)
         head = HeadDrafter(TableHead("cold", [0, 2, 3]), target.watch([0]), sampling, confident)
-        chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target), longest=4), confident)
+        chosen = AdaptiveSource(Repeating(ngram.match, RoundCosts(costs.target), longest=4), confident)
         drafter = CombinedDrafter(ngram, head, chosen.source)
         run = decode(target, drafter, sampling, chosen, DRAWS // TEXTS * BLOCK, seed)
         assert {round_.source for round_ in run.rounds} >= {"ngram", "model"}

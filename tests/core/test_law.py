@@ -10,7 +10,7 @@ from tiny import random_model
 
 from core.costs.rounds import RoundCosts
 from core.decoding import take_step
-from core.drafting.length import Adaptive, AdaptiveSource
+from core.drafting.length import Adaptive, AdaptiveSource, Repeating
 from core.drafting.model import ModelDrafter
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.drafting.tree import AdaptiveShape, TreeDrafter
@@ -87,7 +87,7 @@ def test_choosing_between_two_sources_keeps_the_law():
     sampling = Sampling(1.0)
     ngram, model = NgramDrafter(CPU), ModelDrafter(LookupRunner(DRAFTS["similar"]), sampling)
     costs = RoundCosts(lambda n: 1 + 0.02 * n, lambda n: 0.1 * n)
-    chosen = AdaptiveSource(ngram.find, Adaptive(RoundCosts(costs.target), longest=4), Adaptive(costs, longest=4))
+    chosen = AdaptiveSource(Repeating(ngram.match, RoundCosts(costs.target), longest=4), Adaptive(costs, longest=4))
     sources = []
     drafter = CombinedDrafter(ngram, model, lambda: sources.append(chosen.source()) or sources[-1])
     run = decode(LookupRunner(TARGET), drafter, sampling, chosen, DRAWS * BLOCK, seed=1)

@@ -285,14 +285,21 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "exact_rows": model.exact_rows,
         "layers": model.layers,
         "parameters": model.parameter_count(),
-        "weight_bytes": model.weight_bytes(),
         "vocab_size": model.vocab_size,
         "context_length": model.context_length,
         "costs": model.costs.to_dict() if model.costs else None,
         "following": model.costs.following if model.costs else None,
         "notes": model.notes,
-        "geometry": geometry.to_dict() if (geometry := describe_geometry(model)) else None,
+        **_laid_out(model),
     }
+
+
+def _laid_out(model: Model) -> dict[str, Any]:
+    kind = model.runner_kind
+    if kind not in model.laid_out:
+        geometry = describe_geometry(model)
+        model.laid_out[kind] = {"weight_bytes": model.weight_bytes(), "geometry": geometry and geometry.to_dict()}
+    return model.laid_out[kind]
 
 
 def _describe_head(head: Head) -> dict[str, Any]:

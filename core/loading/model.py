@@ -81,6 +81,8 @@ class Model:
     grown: dict[int, tuple[CostTable, CostTable]] = field(default_factory=dict, repr=False)
     """A few passes behind a short text and behind a longer one, by the binary digits of its length."""
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
+    laid_out: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """How its weights lie, by the kind of runner, as runs tell it: finding that out walks all its modules."""
     threads: int = ALL_THREADS
     notes: list[str] = field(default_factory=list)
     load_again: Callable[[], nn.Module] | None = field(default=None, repr=False)

@@ -329,7 +329,7 @@ def _drafted_by(pair: tuple[str | None, ...], run: dict[str, Any]) -> bool:
     """Whether a run, by its head, was drafted by the draft of this pair."""
     own = run["settings"]
     method = METHODS[own["method"]]
-    if not method.simple or method.network not in ("draft", "head"):  # what stood tells of more than the draft
+    if method.tree or method.network not in ("draft", "head"):  # of a tree, what stood tells of more than the draft
         return False
     return tuple(own.get(name) for name in ("target", "draft", "revision")) == pair
 

@@ -38,7 +38,7 @@ def add_settings(parser: argparse.ArgumentParser, *names: str, **defaults: Any) 
         if spec.kind is bool:
             parser.add_argument(flag(name), action="store_true", default=None, help=spec.help)
             continue
-        default = "draft, or ngram without a draft" if name == "method" else defaults.get(name, spec.default)
+        default = "by the pair: draft, ngram+head or ngram" if name == "method" else defaults.get(name, spec.default)
         metavar, words = ("|".join(spec.choices), spec.help) if spec.choices else (spec.metavar, spec.words())
         words += "" if default is None else f" (default: {default})"
         parser.add_argument(flag(name), default=defaults.get(name), metavar=metavar, help=words.replace("%", "%%"))

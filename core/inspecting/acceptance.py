@@ -52,10 +52,11 @@ LEAST_JUDGED, LEAST_OF_A_TEXT = 32, 12
 
 
 def of_runs(runs: Iterable[Mapping[str, Any]], where: str) -> Acceptance | None:
-    """Over run documents; None where few of their drafts were judged."""
+    """Over run documents, of what a model or head drafted; None where little of it was judged."""
     counts = []
     for run in runs:
-        outcomes = [token["outcome"] for round_ in run["rounds"] for token in round_["drafted"]]
+        rounds = [round_ for round_ in run["rounds"] if round_.get("source") != "ngram"]
+        outcomes = [token["outcome"] for round_ in rounds for token in round_["drafted"]]
         counts.append((outcomes.count("accepted"), outcomes.count("accepted") + outcomes.count("rejected")))
     accepted, judged = map(sum, zip(*counts)) if counts else (0, 0)
     if judged < LEAST_JUDGED:

@@ -126,12 +126,12 @@ def choose_pair(target: str | None, draft: str | None) -> tuple[str, str | None]
 
 
 def choose_method(target: str | None, draft: str | None) -> str:
-    """The method of a pair where none is asked for: by its draft where it has one, else by the trained head that comes
-    with it, else by n-grams, which need nothing."""
+    """The method of a pair where none is asked for: by its draft where it has one, else by n-grams, which need nothing,
+    before the trained head that comes with it where there is one."""
     target = choose_target(target)
     if draft or target == POCKET_NAME:
         return "draft"
-    return "head" if target == SMOLLM2_NAME and (SMOLLM2_HEAD / "config.json").is_file() else "ngram"
+    return "ngram+head" if target == SMOLLM2_NAME and (SMOLLM2_HEAD / "config.json").is_file() else "ngram"
 
 
 def label_of(name: str, role: str) -> str:

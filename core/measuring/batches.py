@@ -180,7 +180,7 @@ def _predict(pair: Pair, settings: Settings, alone: list[Round], plain: list[Rou
     """The speed-up over plain decoding that costs of passes foretell for so many texts at once: of the very drafts that
     were made for a text alone, with what a plain round of one takes beside its pass; where `auto` could as well leave
     them, no less than 1. None where a method's passes cannot be told from its rounds."""
-    if not METHODS[settings.method].simple or not alone or not plain:
+    if METHODS[settings.method].tree or not alone or not plain:
         return None
     beside = fmean(round_.other_seconds for round_ in plain)
     found = promise(alone, whole_costs(pair, settings, size)).ratio(size * beside)

@@ -180,7 +180,7 @@ def _sample(run: Run, efficiency: float | None, costs: PassCosts, translated: bo
 def costs_of_rounds(run: Run, passes: PassCosts, translated: bool) -> RoundCosts | None:
     """What the rounds of a run cost; None where they do not tell its passes."""
     method = METHODS[run.settings.method]
-    if not method.drafts or not method.simple or (translated and method.network == "draft"):
+    if not method.drafts or method.tree or (translated and method.network == "draft"):
         return None
     layer = (run.environment.get("drafter") or {}).get("exit_layer")
     return way_of(method.name).costs(passes, replace(run.settings, exit_layer=layer))

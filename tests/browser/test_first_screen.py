@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from driving import fill_in, free_port, run_to_end, set_number, status, wait_idle
 
+from app.playground import chip_prompts
 from app.serving.first_screen import first_screen
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
@@ -48,10 +49,11 @@ def test_a_start_is_watched_until_the_page_is_there(chromium: Any) -> None:
 
 
 def test_a_question_is_answered_in_both_panes(page: Any) -> None:
-    """The trained head drafts, and goes on to where another precision is chosen, which has not been loaded."""
+    """An n-gram drafts before the trained head, and they go on to where another precision is chosen, which has not been
+    loaded."""
     header = page.inner_text("#header")
     assert "SmolLM2-135M-Instruct" in header and "from Q4_1" in header
-    assert page.input_value("#prompt textarea").endswith((".", "?"))
+    assert page.input_value("#prompt textarea") == chip_prompts(chat=True)[0].text
     page.wait_for_selector(f"{CARD}[data-level=good]")
     set_number(page, "New tokens", 48)
     run_to_end(page)
@@ -66,7 +68,8 @@ def test_a_question_is_answered_in_both_panes(page: Any) -> None:
     page.wait_for_function("document.querySelector('#header').innerText.includes('loads with the next run')")
     page.wait_for_function("document.querySelector('.race .past').innerText.includes('has not run yet')")
     page.wait_for_function("document.querySelector('#pair-card').innerText.includes('Draft')")
-    assert page.is_checked('#method input[value="head"]') and "SmolLM2-135M-Instruct" in page.inner_text("#header")
+    assert page.is_checked('#method input[value="ngram+head"]')
+    assert "SmolLM2-135M-Instruct" in page.inner_text("#header")
     page.locator("#gpu input").click()
     page.get_by_role("option", name="RTX 4070", exact=True).click()
     page.wait_for_selector(
@@ -109,7 +112,7 @@ def test_the_bundled_pair_keeps_its_own(page: Any) -> None:
     page.wait_for_selector(".prompt-chips:visible .chip >> text=Graph search")
     assert page.locator(".prompt-chips:visible .chip").all_inner_texts() != names
     page.wait_for_selector(
-        "text=Method changed to Draft model; not Trained head: no trained head of the target is named."
+        "text=Method changed to Draft model; not N-gram, then head: no trained head of the target is named."
     )
 
 

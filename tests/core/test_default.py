@@ -101,7 +101,7 @@ def test_the_head_that_comes_with_a_model_drafts_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(pair, "SMOLLM2_HEAD", tmp_path)
     assert choose_method(SMOLLM2_NAME, None) == "ngram"
     (tmp_path / "config.json").write_text("{}")
-    assert choose_method(SMOLLM2_NAME, None) == "head"
+    assert choose_method(SMOLLM2_NAME, None) == "ngram+head"
     assert choose_method(SMOLLM2_NAME, "c/d") == "draft"
 
 

@@ -155,6 +155,8 @@ def test_an_acceptance_has_the_range_of_its_texts():
 
     assert of_runs([run(10, 10), run(30, 10), run(0, 2)], "here") == Acceptance(40 / 62, "here", (0.5, 0.75))
     assert of_runs([run(30, 10)], "here") == Acceptance(0.75, "here")
+    found = {**run(0, 40)["rounds"][0], "source": "ngram"}
+    assert of_runs([{"rounds": [*run(30, 10)["rounds"], found]}], "here") == Acceptance(0.75, "here")
     assert of_runs([run(5, 5)], "here") is None and of_runs([], "here") is None
     stated = {"acceptance_rate": 0.54, "where": "there", "between": [0.3, 0.8]}
     assert shipped({"measured": stated}) == Acceptance(0.54, "there", (0.3, 0.8))

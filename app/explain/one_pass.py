@@ -17,8 +17,8 @@ from core.records import Round, Run, Token, depths
 
 Tensors = list[tuple[str, Iterable[int] | None]]
 """Names and shapes, in the order in which they are made; without a shape, a name alone."""
-ROOM = 9
-"""Columns that fit beside the text."""
+ROOM = 13
+"""Columns that fit beside the text; three characters of the names before and behind them take the room of one."""
 SHOWN_COLUMNS = 5
 """How many of the cached tokens get a column of their own."""
 MOST_ROWS = 40
@@ -32,9 +32,11 @@ def mask_figure(run: Run, trace: RoundTrace, window: int = 0) -> str:
     round_ = run.rounds[trace.index]
     cached = trace.target_cache.before
     known = _newest_texts(run, trace.index)
-    own = max(0, min(SHOWN_COLUMNS, len(known) - 1, cached, ROOM - trace.fed))
+    judged = [token.text for token in round_.drafted]
+    fed = [known[-1] if known else None, *judged]
+    names = sum(max((len(text or "") for text in texts), default=0) for texts in (fed, judged))
+    own = max(0, min(SHOWN_COLUMNS, len(known) - 1, cached, ROOM - trace.fed - names // 3))
     hidden = cached - own
-    fed = [known[-1] if known else None, *(token.text for token in round_.drafted)]
     columns = [(text, "cached") for text in known[len(known) - 1 - own : len(known) - 1]]
     columns += [(text, "fed") for text in fed[: MOST_ROWS + 1]]
     return html.mask(
@@ -156,8 +158,14 @@ def _why_nothing(run: Run, trace: RoundTrace) -> str:
             f"The drafter gave its likeliest first token {probability(refused)}: with so little, a guess would have "
             "cost more than it brings, so none was made. That was decided before the token was drawn."
         )
-    if METHODS[run.settings.method].ngram:
-        return "The last words had not occurred before, so there was nothing to copy. The round was a plain step."
+    method, auto = METHODS[run.settings.method], run.settings.draft_length == "auto"
+    if method.ngram and not method.network:
+        why = (
+            "or what followed them then was too unlikely to be worth checking"
+            if auto
+            else "so there was nothing to copy"
+        )
+        return f"The last words had not occurred before, {why}. The round was a plain step."
     return "The draft length was 0: with the acceptance so far and the costs measured here, a plain step promised more."
 
 

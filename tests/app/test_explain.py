@@ -132,6 +132,19 @@ def test_every_method_has_its_own_words(method):
     assert told[method] in text
 
 
+@pytest.mark.parametrize(
+    "method, length, said",
+    [
+        ("ngram", 4, "so there was nothing to copy"),
+        ("ngram", "auto", "too unlikely to be worth checking"),
+        ("ngram+draft", "auto", "a plain step promised more"),
+    ],
+)
+def test_a_round_without_a_draft_says_why(method, length, said):
+    run = one_round([], Token(5, "b", "plain", p=0.7), method=method, draft_length=length)
+    assert said in words(walk(run, 0))
+
+
 def test_what_a_model_or_a_file_wrote_is_escaped():
     hostile = '<img src=x onerror="alert(1)">'
     run = sampled_run()

@@ -72,9 +72,14 @@ def pair_name(environment: dict[str, Any]) -> str:
     return " + ".join(names)
 
 
+def drafting_head(environment: dict[str, Any], method: str) -> dict[str, Any] | None:
+    """What is told of the trained head, where the method is one that it drafts in."""
+    return environment.get("head") if METHODS[method].network == "head" else None
+
+
 def with_head(pair: str, environment: dict[str, Any], method: str) -> str:
     """The name of a pair with the trained head, where the method is one that it drafts in."""
-    head = environment.get("head") if METHODS[method].network == "head" else None
+    head = drafting_head(environment, method)
     return f"{pair} + head {_count(head['parameters'])}" if head else pair
 
 

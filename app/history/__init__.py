@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.assets import asset
 from app.compare import Compare
-from app.header import pair_name, precisions
+from app.header import drafting_head, pair_name, precisions, with_head
 from app.history.run_file import open_file
 from app.insides import NEWEST, PRIVATE, QUIET, scripted, sent_by, sent_with
 from app.serving.turns import sentence
@@ -138,7 +138,7 @@ def _own_row(entry: Entry) -> dict[str, Any]:
     return {
         "first": shown[0],
         "others": len(lanes(entry)) + len(server_lanes(entry)) - bool(drafting) - bool(plain),
-        "pair": pair_name(shown[0]["environment"]),
+        "pair": with_head(pair_name(shown[0]["environment"]), shown[0]["environment"], settings["method"]),
         "precision": precisions(shown[0]["environment"]),
         "method": METHODS[settings["method"]].label,
         "draft_length": settings["draft_length"] if METHODS[settings["method"]].heeds("draft_length") else None,
@@ -236,9 +236,11 @@ def _mean_counted(lane: list[Head], name: str) -> float | None:
 def _settings(lane: list[Head]) -> dict[str, str]:
     first = lane[0]
     environment = first["environment"]
+    head = drafting_head(environment, first["settings"]["method"])
     return {
         "Prompt": first["prompt"][:80] if len(lane) == 1 else f"{len(lane)} prompts",
         "Pair": pair_name(environment),
+        "Head": head["name"] if head else NONE,
         "Precision": precisions(environment),
         **{name: _setting(key, first["settings"]) for name, key in SETTINGS.items()},
         "Device": environment["device_name"],

@@ -92,7 +92,8 @@ export class Race extends Lanes {
   }
 
   addRound(event) {
-    if (event.prefill !== undefined) this.say("running", this.prefix + RACING);
+    const first = this.shown.every((lane) => !lane.run.rounds.length);
+    if (first) this.say("running", this.prefix + RACING);
     this.timeline.add(event.lane, super.addRound(event), event.round);
   }
 

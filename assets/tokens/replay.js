@@ -26,15 +26,15 @@ function duration(time) {
   return time < 0.995 ? Number((1000 * time).toPrecision(3)) + " ms" : time.toFixed(2) + " s";
 }
 
-/** One lane in a replay: its rounds in engine time, and its tokens in the order in which they appear. */
+/** One lane in a replay: its rounds in engine time, from when the prompt was read, as tokens/s are counted; and its
+ * tokens in the order in which they appear. */
 class ReplayLane {
-  constructor({ pane, run, tally }) {
+  constructor({ pane, run }) {
     this.pane = pane;
     this.run = run;
     this.rounds = run.rounds;
-    this.prefill = tally.prefill;
     this.ends = [];
-    let end = this.prefill;
+    let end = 0;
     for (const round of this.rounds) this.ends.push((end += seconds(round)));
     this.spans = [...pane.tokens()];
     this.lines = new Map();
@@ -53,11 +53,10 @@ class ReplayLane {
     this.followed = pane.following;
     this.noted = [...pane.note.childNodes];
     this.tally = new Tally(run);
-    this.tally.prefill = this.prefill;
   }
 
   start(index) {
-    return index ? this.ends[index - 1] : this.prefill;
+    return index ? this.ends[index - 1] : 0;
   }
 
   /** How many rounds are over at a time. */
@@ -101,10 +100,7 @@ class ReplayLane {
 
   /** Totals of the first `count` rounds. */
   sum(count) {
-    if (count < this.tally.rounds) {
-      this.tally = new Tally(this.run);
-      this.tally.prefill = this.prefill;
-    }
+    if (count < this.tally.rounds) this.tally = new Tally(this.run);
     while (this.tally.rounds < count) this.tally.add(this.rounds[this.tally.rounds]);
   }
 
@@ -183,7 +179,7 @@ export class Replay {
     const both = Object.keys(this.lanes).length > 1;
     const pace = rate === 1 ? "as fast as" : times + " times " + (rate < 1 ? "slower than" : "faster than");
     const words = (both ? "Both lanes on one clock, " : "One lane, ") + pace + (both ? " they ran" : " it ran");
-    this.race.say("replay", words + ": a second here is " + duration(rate) + " of the engine.", KEYS);
+    this.race.say("replay", words + ": a second here is " + duration(rate) + " of the engine, once the prompt is read.", KEYS);
   }
 
   leave() {

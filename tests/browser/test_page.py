@@ -299,6 +299,8 @@ def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any
     page.fill("#prompt textarea", "another")
     page.click("#run")
     page.wait_for_function("document.querySelector('.status').innerText.startsWith('Queued')")
+    page.wait_for_selector("#plain-stream .t")
+    assert status(page).startswith("Queued"), "and stays so when the other lane begins"
     engine.pace = 0.0
     page.wait_for_function(
         "document.querySelector('.race').race.documents.speculative?.prompt === 'another'"
@@ -354,8 +356,10 @@ def test_a_fault_of_ours_is_a_sentence_too(page: Any) -> None:
 
 
 def test_a_closed_tab_frees_the_device(scripted: tuple[Any, str], engine: Any, visit: Any) -> None:
+    """Its race would take minutes, longer than the next visitor waits here."""
     engine.pace = 5.0
     gone = visit(scripted[1])
+    set_number(gone, "New tokens", 2000)
     gone.click("#run")
     gone.wait_for_selector("#speculative-stream .t")
     gone.close()

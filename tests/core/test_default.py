@@ -2,6 +2,8 @@
 
 import importlib.machinery
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from written_gguf import LAYERS, write_gguf
@@ -9,6 +11,8 @@ from written_gguf import LAYERS, write_gguf
 from app.serving.starting import engine_for
 from core.__main__ import parser
 from core.cli import command, settings_of
+from core.drafting.build import settle_method
+from core.drafting.methods import BLOCK, HEAD
 from core.errors import UserError
 from core.inspecting.files import preview
 from core.loading import find_folder, load_pair, names_of, pair
@@ -111,3 +115,19 @@ def test_the_head_that_comes_with_a_model_drafts_for_it(tmp_path, monkeypatch):
 )
 def test_the_method_of_a_pair(target, draft, method):
     assert choose_method(target, draft) == method
+
+
+@pytest.mark.parametrize(
+    "named, draft, head, method",
+    [
+        ((None, None), None, HEAD, "ngram+head"),  # the default pair, as the page and the command line begin with it
+        ((SMOLLM2_NAME, "my/head"), None, HEAD, "head"),
+        (("a/b", "my/blocks"), None, BLOCK, "block"),
+        (("a/b", "c/d"), "c/d", None, "draft"),
+    ],
+)
+def test_from_python_it_is_the_same(package, named, draft, head, method):
+    """There `draft`, the default, is settled when the pair is loaded."""
+    loaded: Any = SimpleNamespace(draft=draft, head=head and SimpleNamespace(kind=head))
+    assert settle_method(loaded, Settings(*named)).method == method
+    assert settle_method(loaded, Settings(*named, method="plain")).method == "plain"

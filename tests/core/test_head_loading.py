@@ -159,7 +159,7 @@ def test_a_bundled_head_is_found_by_its_target(target, tmp_path, monkeypatch):
     pair, found = load_pair(settings(target)), inspect_pair(target, precision="fp32")
     assert pair.head.name == found.draft.name == "mine" and found.predictions
     assert any(outlook.gains for outlook in predict_on(find_card("RTX 4070"), target, None).outlooks)
-    assert run(pair, settings(target)).settings.method == "head"
+    assert run(pair, settings(target)).settings.method == "ngram+head"
 
 
 def test_how_layers_are_counted_is_settled_by_measurement(target, head, monkeypatch):

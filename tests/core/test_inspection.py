@@ -400,7 +400,8 @@ def run(capsys, *arguments):
     return status, *capsys.readouterr()
 
 
-def test_inspect_as_a_command(capsys, target, draft, tmp_path):
+def test_inspect_as_a_command(capsys, monkeypatch, target, draft, tmp_path):
+    monkeypatch.setattr(inspection, "free_memory", lambda device: Free(8 * 10**9, 16 * 10**9))
     models = ("inspect", "--target", target, "--draft", draft, "--precision", "fp32", "--context", "300")
     status, out, _ = run(capsys, *models, "--json", str(tmp_path / "card.json"))
     document = json.loads((tmp_path / "card.json").read_text())

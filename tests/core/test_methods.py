@@ -1,13 +1,16 @@
 """The table of methods: whole, read without torch, and obeyed by whoever iterates over it."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from core.drafting.build import available, way_of
 from core.drafting.methods import HEADS, METHODS, Means, method_of
 
+ROOT = Path(__file__).parents[2]
 DRAFTING = [method for method in METHODS.values() if method.drafts]
 
 
@@ -26,6 +29,11 @@ def test_an_entry_is_whole(method):
     assert method.label and method.help.endswith(".") and method.guesser
     assert method.elsewhere in ("", *METHODS) and (method.simple or method.elsewhere or method.tree)
     assert bool(method.heads) == (method.network == "head")
+
+
+def test_readme_tells_of_each():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Ways of drafting")[1]
+    assert re.findall(r"^\| `([a-z+-]+)` \|", text.split("\n## ")[0], re.MULTILINE) == [m.name for m in DRAFTING]
 
 
 def test_what_a_pair_can_use_follows_from_what_it_has(pair):

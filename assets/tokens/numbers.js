@@ -92,7 +92,7 @@ export class Numbers {
     this.set("speedup-word", word);
     this.root.dataset.won = word === "faster";
     const ends = range.map((value) => value.toFixed(2)).join(" to ") + "\u00d7";
-    const median_ = several ? ", median " + median(this.all).toFixed(2) + "\u00d7" : "";
+    const median_ = several ? ", median\u00a0" + median(this.all).toFixed(2) + "\u00d7" : "";
     this.set("spread", several ? this.all.length + " runs: " + ends + median_ : this.range ? "measured: " + ends : "");
     this.fields.spread.toggleAttribute("data-several", several);
   }

@@ -292,6 +292,35 @@ def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> N
     assert page.is_visible("#header")
 
 
+LAID_OUT = """([width, height]) => {
+    const column = document.querySelector(".numbers");
+    const words = [...column.querySelectorAll("[data-number], .status, .past")].filter(each => each.checkVisibility());
+    const boxes = words.map(each => each.getBoundingClientRect());
+    const apart = boxes.every((box, i) => !i || box.top >= boxes[i - 1].bottom);
+    const whole = column.scrollHeight <= column.clientHeight;
+    return innerWidth === width && innerHeight === height && { apart, whole };
+}"""
+
+
+def test_what_stands_between_the_panes_is_whole_and_apart(page: Any) -> None:
+    """Five runs' spread, the verdict and three numbers on a low screen; and a failure's long words on any."""
+
+    def laid_out(width: int, height: int) -> Any:
+        page.set_viewport_size({"width": width, "height": height})
+        return page.wait_for_function(LAID_OUT, arg=[width, height]).json_value()
+
+    page.click(".gear")
+    page.click("#run-five")
+    page.wait_for_function("document.querySelector('[data-number=spread]').textContent.startsWith('5 runs: ')")
+    page.wait_for_function("document.querySelector('#stop').disabled")
+    assert laid_out(1280, 700) == {"apart": True, "whole": True}
+    page.fill("#prompt textarea", "explode")
+    run_to_end(page)
+    page.wait_for_selector(".past:not([hidden])")
+    for width, height in ((1280, 900), (900, 900), (1280, 700)):
+        assert laid_out(width, height)["apart"], (width, height)
+
+
 def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any) -> None:
     engine.pace = 20.0
     page.click("#run")

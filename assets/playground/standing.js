@@ -22,7 +22,10 @@ function past(race, chosen) {
   if (!lane) return "";
   const whose = described(lane.run);
   if (race.failed) return "That run gave nothing to show. Shown is the one before it: " + whose + ".";
-  if (race.example) return "An example, recorded " + race.example + ". Press Run for your own.";
+  if (race.example) {
+    const other = chosen && chosen.prompt !== lane.run.prompt;
+    return (other ? "An example, of another prompt than yours," : "An example,") + " recorded " + race.example + ". Press Run for your own.";
+  }
   if (!race.asked) return "Opened from History: a run of " + whose + ".";
   const other = Object.entries(race.asked).some(([name, value]) => String(chosen[name] ?? "") !== String(value ?? ""));
   return other ? "Shown is a run of " + whose + "; what is chosen now has not run yet." : "";

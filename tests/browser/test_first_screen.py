@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import fill_in, free_port, run_to_end, set_number, status, wait_idle
+from driving import fill_in, free_port, run_to_end, says, set_number, status, wait_idle
 
 from app.playground import chip_prompts
 from app.serving.first_screen import first_screen
@@ -90,6 +90,14 @@ def test_with_all_open_nothing_is_cut(page: Any) -> None:
         behind = "getComputedStyle(document.querySelector('#help'), '::before').backgroundImage"
         assert "gradient" in page.evaluate(behind)
         page.wait_for_selector(".help >> text=Point at a control")
+
+
+def test_an_example_of_another_prompt_says_so(real_app: str, visit: Any) -> None:
+    """A link brings its own prompt; the panes below show that of the example, until it is run."""
+    page = visit(f"{real_app}?prompt=Say%20hello.")
+    says(page, ".race .past", "An example, of another prompt than yours, recorded on")
+    page.locator(".prompt-chips:visible .chip").first.click()
+    page.wait_for_function("document.querySelector('.race .past').innerText.startsWith('An example, recorded on')")
 
 
 def test_eight_messages_and_what_each_shows(page: Any) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from app.compare.events import Comparison, plan_event, result_event
 from app.compare.lanes import MOST
 from app.compare.servers import ServerContender, answered
-from app.header import pair_name
 from app.playground.race import lane_events
 from app.serving.turns import Event
-from core.records import Run, run_from_dict
+from core.measuring.comparison import lanes_of, models_and_settings, same_target
+from core.records import run_from_dict
 from core.servers import ServerRun, server_run_from_dict
 from core.text import Prompt
 
@@ -25,8 +25,8 @@ def again(document: dict[str, Any]) -> Comparison:
     runs = [run_from_dict(each) for each in document.get("runs", [])]
     answers = [server_run_from_dict(each) for each in document.get("server_runs", [])]
     texts = list(dict.fromkeys(run.prompt for run in [*runs, *answers]))
-    ours = _lanes(runs, texts, lambda run: (run.settings, pair_name(run.environment)))
-    theirs = _lanes(answers, texts, lambda run: (run.server.address, run.server.model, run.settings))
+    ours = lanes_of(runs, texts, models_and_settings)
+    theirs = lanes_of(answers, texts, lambda run: (run.server.address, run.server.model, run.settings))
     plain = [lane for lane in ours if _first(lane).settings.method == "plain"]
     too_many = max(len(ours) + len(theirs) - MOST, 0)
     baselines = plain[max(len(plain) - too_many, 0) :]
@@ -38,7 +38,9 @@ def again(document: dict[str, Any]) -> Comparison:
     for contender, lane in zip((each for each in found.contenders if not each.added), ours):
         contender.runs = lane
     for contender in (each for each in found.contenders if each.added):
-        contender.runs = next((lane for lane in baselines if _same_target(_first(lane), contender.settings)), {})
+        contender.runs = next(
+            (lane for lane in baselines if same_target(_first(lane).settings, contender.settings)), {}
+        )
     found.stopped = any(run.stop_reason == "cancelled" for run in [*runs, *answers])
     return found
 
@@ -58,19 +60,6 @@ def again_events(comparison: Comparison) -> Iterator[Event]:
     yield {"e": "done"}
 
 
-def _lanes(runs: Sequence[Any], texts: Sequence[str], about: Callable[[Any], Any]) -> list[dict[int, Any]]:
-    """By the number of the prompt, the runs that say the same of themselves; of two on one prompt, each in a lane of
-    its own."""
-    found: list[tuple[Any, dict[int, Any]]] = []
-    for run in runs:
-        at, told = texts.index(run.prompt), about(run)
-        lane = next((lane for other, lane in found if other == told and at not in lane), None)
-        if lane is None:
-            found.append((told, lane := {}))
-        lane[at] = run
-    return [lane for _, lane in found]
-
-
 def _first(lane: dict[int, Any]) -> Any:
     return next(iter(lane.values()))
 
@@ -79,11 +68,6 @@ def _contender(number: int, lane: dict[int, ServerRun]) -> ServerContender:
     """The server as its last answer describes it."""
     *_, last = lane.values()
     return ServerContender(number, last.server.address, last.server.model, last.settings, last.server, lane)
-
-
-def _same_target(run: Run, settings: Any) -> bool:
-    names = ("target", "precision", "revision", "device")
-    return all(getattr(run.settings, name) == getattr(settings, name) for name in names)
 
 
 def _name(text: str) -> str:

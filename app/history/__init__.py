@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -103,13 +104,29 @@ def table(visit: Visit, say: str = "", error: bool = False) -> str:
     return json_text(value)
 
 
-def lanes(entry: Entry) -> list[list[Head]]:
-    """The entry's runs by lane: those with the same pair and settings, on one prompt or several."""
-    found: dict[str, list[Head]] = {}
-    for head in entry.heads:
-        key = json.dumps([head["settings"], pair_name(head["environment"])])
-        found.setdefault(key, []).append(head)
-    return list(found.values())
+@dataclass(eq=False)
+class Lane:
+    """The entry's runs with the same pair and settings, on one prompt or several. `row`: as Compare has them; `plain`:
+    what they are held against there."""
+
+    heads: list[Head]
+    row: dict[str, Any]
+    plain: Lane | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.heads[0]["settings"]
+
+    def median(self, name: str) -> float | None:
+        """Of the prompts: "tokens_per_second", or "ratio_to_plain"."""
+        return self.row[name] and self.row[name]["median"]
+
+
+def lanes(entry: Entry) -> list[Lane]:
+    found = [Lane([entry.heads[place] for place in each["places"]], each["row"]) for each in entry.lanes]
+    for lane, each in zip(found, entry.lanes):
+        lane.plain = None if each["plain"] is None else found[each["plain"]]
+    return found
 
 
 def row(entry: Entry) -> dict[str, Any]:
@@ -132,20 +149,21 @@ def row(entry: Entry) -> dict[str, Any]:
 
 def _own_row(entry: Entry) -> dict[str, Any]:
     """What the list says of an entry with runs of ours; `first` is the one it speaks of, with `others` more lanes."""
-    drafting, plain = _drafting(entry), _plain(entry)
-    shown = drafting[0] if drafting else plain
-    settings = shown[0]["settings"]
+    drafting = _drafting(entry)
+    shown = drafting[0] if drafting else lanes(entry)[0]
+    plain = shown.plain
+    head, settings = shown.heads[0], shown.settings
     return {
-        "first": shown[0],
+        "first": head,
         "others": len(lanes(entry)) + len(server_lanes(entry)) - bool(drafting) - bool(plain),
-        "pair": with_head(pair_name(shown[0]["environment"]), shown[0]["environment"], settings["method"]),
-        "precision": precisions(shown[0]["environment"]),
+        "pair": with_head(pair_name(head["environment"]), head["environment"], settings["method"]),
+        "precision": precisions(head["environment"]),
         "method": METHODS[settings["method"]].label,
         "draft_length": settings["draft_length"] if METHODS[settings["method"]].heeds("draft_length") else None,
-        "speculative": speed(drafting[0]) if drafting else None,
-        "plain": speed(plain) if plain else None,
-        "speedup": _ratio(speed(drafting[0]), speed(plain)) if drafting and plain else None,
-        "acceptance": _mean(shown, "acceptance_rate"),
+        "speculative": shown.median("tokens_per_second") if drafting else None,
+        "plain": plain and plain.median("tokens_per_second"),
+        "speedup": shown.median("ratio_to_plain") if drafting else None,
+        "acceptance": shown.row["acceptance_rate"],
     }
 
 
@@ -171,9 +189,8 @@ def columns(entry: Entry) -> list[dict[str, Any]]:
 
     Plain decoding that ran beside others is not a column of its own: it is what theirs are measured against.
     """
-    plain = _plain(entry)
-    shown = _drafting(entry) or ([plain] if plain else [])
-    ours = [{"settings": _settings(lane), "measured": _measured(lane, plain)} for lane in shown]
+    shown = _drafting(entry) or lanes(entry)[:1]
+    ours = [{"settings": _settings(lane), "measured": _measured(lane)} for lane in shown]
     return [*ours, *(_server_column(lane) for lane in server_lanes(entry))]
 
 
@@ -233,12 +250,12 @@ def _mean_counted(lane: list[Head], name: str) -> float | None:
     return mean(values) if values else None
 
 
-def _settings(lane: list[Head]) -> dict[str, str]:
-    first = lane[0]
+def _settings(lane: Lane) -> dict[str, str]:
+    first = lane.heads[0]
     environment = first["environment"]
     head = drafting_head(environment, first["settings"]["method"])
     return {
-        "Prompt": first["prompt"][:80] if len(lane) == 1 else f"{len(lane)} prompts",
+        "Prompt": first["prompt"][:80] if len(lane.heads) == 1 else f"{len(lane.heads)} prompts",
         "Pair": pair_name(environment),
         "Head": head["name"] if head else NONE,
         "Precision": precisions(environment),
@@ -256,43 +273,29 @@ def _setting(key: str, settings: dict[str, Any]) -> str:
     return f"{value:g}" if isinstance(value, float) else "auto" if value is None else str(value)
 
 
-def _measured(lane: list[Head], plain: list[Head]) -> dict[str, str]:
-    speedup = _ratio(speed(lane), speed(plain)) if plain and lane is not plain else None
-    total = sum(head["metrics"]["new_tokens"] for head in lane)
+def _measured(lane: Lane) -> dict[str, str]:
+    heads, plain = lane.heads, lane.plain
+    speedup = lane.median("ratio_to_plain") if lane is not plain else None
     return {
-        "Tokens/s": _shown(speed(lane), "{:.0f}"),
-        "Plain tokens/s": _shown(speed(plain) if plain else None, "{:.0f}"),
+        "Tokens/s": _shown(lane.median("tokens_per_second"), "{:.0f}"),
+        "Plain tokens/s": _shown(plain and plain.median("tokens_per_second"), "{:.0f}"),
         "Speed-up": _shown(speedup, "{:.2f}×"),
-        "Accepted": _shown(_mean(lane, "acceptance_rate"), "{:.0%}"),
-        "Drafts used": _shown(_mean(lane, "draft_utilisation"), "{:.0%}"),
-        "Tokens per pass": _shown(_mean(lane, "tokens_per_round"), "{:.2f}"),
-        "Tokens written": f"{total:,}",
-        "Prefill": _shown(_mean(lane, "prefill_seconds", 1000), "{:.1f} ms"),
-        "Ended by": ", ".join(dict.fromkeys(head["stop_reason"] or "cancelled" for head in lane)),
+        "Accepted": _shown(lane.row["acceptance_rate"], "{:.0%}"),
+        "Drafts used": _shown(_mean(heads, "draft_utilisation"), "{:.0%}"),
+        "Tokens per pass": _shown(lane.row["tokens_per_round"], "{:.2f}"),
+        "Tokens written": f"{sum(head['metrics']['new_tokens'] for head in heads):,}",
+        "Prefill": _shown(_mean(heads, "prefill_seconds", 1000), "{:.1f} ms"),
+        "Ended by": ", ".join(dict.fromkeys(head["stop_reason"] or "cancelled" for head in heads)),
     }
 
 
-def speed(lane: list[Head]) -> float | None:
-    """Tokens per second of engine time, over all prompts of the lane together."""
-    seconds = sum(head["metrics"]["seconds"] for head in lane)
-    return sum(head["metrics"]["new_tokens"] for head in lane) / seconds if seconds else None
-
-
-def _drafting(entry: Entry) -> list[list[Head]]:
-    return [lane for lane in lanes(entry) if lane[0]["settings"]["method"] != "plain"]
-
-
-def _plain(entry: Entry) -> list[Head]:
-    return next((lane for lane in lanes(entry) if lane[0]["settings"]["method"] == "plain"), [])
+def _drafting(entry: Entry) -> list[Lane]:
+    return [lane for lane in lanes(entry) if lane.settings["method"] != "plain"]
 
 
 def _mean(lane: list[Head], name: str, scale: float = 1.0) -> float | None:
     values = [head["metrics"][name] for head in lane if head["metrics"][name] is not None]
     return scale * mean(values) if values else None
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above and below else None
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -11,13 +11,14 @@ import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
 from core.errors import UserError
+from core.measuring.comparison import summed_up
 from core.records import SCHEMA, Run, run_from_dict
 from core.servers import ServerRun
 
@@ -40,7 +41,8 @@ class Entry:
     or, of the kind "load", a measurement of servers with many readers (`core.servers.load_document`).
 
     `heads` are the run documents without what grows with a run: texts cut short, no ids or rounds, of the models their
-    names; `server_heads` those of servers' answers. `size`: bytes that all this takes.
+    names; `server_heads` those of servers' answers. `lanes`: what became of each lane, as `core.measuring.comparison`
+    sums it up. `size`: bytes that all this takes.
     """
 
     number: int
@@ -49,6 +51,7 @@ class Entry:
     heads: list[dict[str, Any]] = field(repr=False)
     label: str = ""
     server_heads: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    lanes: list[dict[str, Any]] = field(default_factory=list, repr=False)
     when: datetime = field(default_factory=lambda: datetime.now(UTC))
     size: int = 0
 
@@ -92,24 +95,23 @@ class Visit:
     def add(self, kind: str, runs: Sequence[Run], label: str = "", servers: Sequence[ServerRun] = ()) -> Entry:
         """Keep runs that belong together; `label` is where opened ones came from."""
         documents, answers = [run.to_dict() for run in runs], [run.to_dict() for run in servers]
-        return self._keep(
-            kind, label, {"schema": SCHEMA, "runs": documents} | ({"server_runs": answers} if answers else {})
-        )
+        document = {"schema": SCHEMA, "runs": documents} | ({"server_runs": answers} if answers else {})
+        return self._keep(kind, label, document, [asdict(lane) for lane in summed_up(runs)])
 
     def add_load(self, document: dict[str, Any], label: str = "") -> Entry:
         """Keep a measurement of servers with many readers, and let it be the newest."""
-        return self._keep("load", label, document)
+        return self._keep("load", label, document, [])
 
-    def _keep(self, kind: str, label: str, document: dict[str, Any]) -> Entry:
+    def _keep(self, kind: str, label: str, document: dict[str, Any], lanes: list[Any]) -> Entry:
         packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode("ascii"), 3)
         environments: dict[str, Any] = {}
         heads, server_heads = (
             [_head(run, environments) for run in document.get(name, ())] for name in ("runs", "server_runs")
         )
-        size = memory_of([packed, heads, server_heads, label])
+        size = memory_of([packed, heads, server_heads, lanes, label])
         with _lock:
             self.count += 1
-            entry = Entry(self.count, kind, packed, heads, label, server_heads, size=size)
+            entry = Entry(self.count, kind, packed, heads, label, server_heads, lanes, size=size)
             self.entries = _newest([*self.entries, entry])
             _visits.add(self)
             _make_room(entry)

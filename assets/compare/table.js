@@ -7,13 +7,13 @@ const COLUMNS = [
   { title: "lane", note: "models that it reads", value: (row) => row.lane, draw: drawLane },
   {
     title: "tokens/s",
-    note: "median (slowest to fastest prompt)",
+    note: "median of prompts (slowest to fastest)",
     value: (row) => row.tokens_per_second?.median,
     draw: drawSpeed,
   },
   {
-    title: "× plain",
-    note: "against plain decoding of the same target and prompt",
+    title: "speed-up",
+    note: "× plain decoding of the same target and prompt, median of prompts",
     value: (row) => row.ratio_to_plain?.median,
     draw: drawRatio,
   },

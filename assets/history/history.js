@@ -21,10 +21,22 @@ const COLUMNS = [
   { key: "method", name: "Method", show: plainly },
   { key: "draft_length", name: "Draft length", show: plainly, number: true },
   { key: "temperature", name: "Temp.", show: plainly, number: true },
-  { key: "speculative", name: "Tokens/s", show: fixed(0), number: true },
-  { key: "plain", name: "Plain", show: fixed(0), number: true },
-  { key: "speedup", name: "Speed-up", show: fixed(2, "\u00d7"), number: true },
-  { key: "acceptance", name: "Accepted", show: (v) => (v == null ? DASH : Math.round(100 * v) + "\u2009%"), number: true },
+  { key: "speculative", name: "Tokens/s", note: "median of prompts", show: fixed(0), number: true },
+  { key: "plain", name: "Plain", note: "tokens/s of plain decoding, median of prompts", show: fixed(0), number: true },
+  {
+    key: "speedup",
+    name: "Speed-up",
+    note: "\u00d7 plain decoding of the same target and prompt, median of prompts",
+    show: fixed(2, "\u00d7"),
+    number: true,
+  },
+  {
+    key: "acceptance",
+    name: "Accepted",
+    note: "of the drafted tokens that were judged",
+    show: (v) => (v == null ? DASH : Math.round(100 * v) + "\u2009%"),
+    number: true,
+  },
 ];
 
 /** Rows by one of their figures or words; what is missing is least, and of equals the newest comes first. */
@@ -85,6 +97,7 @@ class History {
       cell.scope = "col";
       const button = make("button", "history-sort", column.name);
       button.type = "button";
+      button.title = column.note ?? "";
       button.addEventListener("click", () => this.sortBy(column.key));
       cell.append(button);
       row.append(cell);

@@ -6,13 +6,23 @@ with the memory of the device. Each is held against plain decoding of its own ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from core.drafting.methods import METHODS
 from core.measuring.deciding import faster
 from core.records import Metrics, Run, Settings, Spread, count_by_position, first_divergence, summarise
+
+
+class Prompted(Protocol):
+    """A run of ours, or an answer of a server."""
+
+    @property
+    def prompt(self) -> str: ...
+
+
+R = TypeVar("R", bound=Prompted)
 
 
 @dataclass
@@ -35,6 +45,12 @@ class Heat:
 
     contenders: list[Contender]
     baseline: Contender
+
+
+def same_target(one: Settings, other: Settings) -> bool:
+    """Whether plain decoding by the one is what runs by the other are held against."""
+    names = ("target", "precision", "revision", "device")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def heats(lanes: Sequence[Settings]) -> list[Heat]:
@@ -122,6 +138,49 @@ def row(contender: Contender, baseline: Contender) -> Row:
         identical=_same(runs, plain) if contender is not baseline else None,
         error=contender.error,
     )
+
+
+def lanes_of(runs: Sequence[R], prompts: Sequence[str], about: Callable[[R], Any]) -> list[dict[int, R]]:
+    """By the number of the prompt, the runs that say the same of themselves; of two on one prompt, each in a lane of
+    its own."""
+    found: list[tuple[Any, dict[int, R]]] = []
+    for run in runs:
+        at, told = prompts.index(run.prompt), about(run)
+        lane = next((lane for other, lane in found if other == told and at not in lane), None)
+        if lane is None:
+            found.append((told, lane := {}))
+        lane[at] = run
+    return [lane for _, lane in found]
+
+
+def models_and_settings(run: Run) -> Any:
+    """What runs of one lane have in common."""
+    models = [run.environment.get(role) for role in ("target", "draft")]
+    return run.settings, [(model["name"], model["parameters"]) for model in models if model]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What became of a lane: the places of its runs among all, its row, and the place among the lanes of the plain
+    decoding that it is held against (None: there is none)."""
+
+    places: list[int]
+    row: Row
+    plain: int | None
+
+
+def summed_up(runs: Sequence[Run]) -> list[Lane]:
+    """Runs that were made together, as a comparison has them."""
+    places = {id(run): place for place, run in enumerate(runs)}
+    lanes = lanes_of(runs, list(dict.fromkeys(run.prompt for run in runs)), models_and_settings)
+    found = [Contender(number, next(iter(lane.values())).settings, runs=lane) for number, lane in enumerate(lanes, 1)]
+    plain = [at for at, each in enumerate(found) if each.settings.method == "plain"]
+    told = []
+    for each in found:
+        base = next((at for at in plain if same_target(found[at].settings, each.settings)), None)
+        baseline = Contender(0, each.settings) if base is None else found[base]
+        told.append(Lane([places[id(run)] for run in each.runs.values()], row(each, baseline), base))
+    return told
 
 
 def weight_bytes(run: Run) -> dict[Literal["target", "draft"], int]:

@@ -1,6 +1,7 @@
 """The list of runs: its figures are those of the run documents."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +9,13 @@ import gradio as gr
 import pytest
 from opened import finished_race
 
+from app.compare.events import Comparison
 from app.history import History, columns, row, table
 from app.playground.take_away import as_json
 from app.serving.visit import Visit
 from app.tokens import Reader
 from core.records import Settings, summarise
+from core.text import Prompt
 
 HISTORY = History(SimpleNamespace(places=[]))  # type: ignore[arg-type]
 
@@ -38,21 +41,40 @@ def test_plain_alone_has_no_speed_up() -> None:
     assert found["plain"] > 0
 
 
-def test_lanes_of_a_comparison_are_columns_and_prompts_are_taken_together() -> None:
-    """Two drafting lanes and plain on two prompts: two columns, tokens per second over both prompts."""
-    by_lane = {
-        name: [finished_race(prompt, Settings(method=name, max_new_tokens=30))[0] for prompt in ("a", "b")]
-        for name in ("draft", "ngram", "plain")
-    }
-    entry = Visit().add("compare", [run for runs in by_lane.values() for run in runs])
-    first, second = columns(entry)
-    assert (first["settings"]["Method"], second["settings"]["Method"]) == ("Draft model", "N-gram")
-    assert first["settings"]["Prompt"] == "2 prompts"
-    metrics = [summarise(run) for run in by_lane["draft"]]
-    speed = sum(m.new_tokens for m in metrics) / sum(m.seconds for m in metrics)
-    assert first["measured"]["Tokens/s"] == f"{speed:.0f}"
-    assert first["measured"]["Tokens written"] == "60"
+def test_lanes_of_a_comparison_are_columns_with_the_figures_of_its_table() -> None:
+    """Two drafting lanes and plain on three prompts, whose speeds differ: the median of the prompts is told, and of
+    what was drafted the whole."""
+    settings = [Settings(method=name, max_new_tokens=30) for name in ("draft", "ngram", "plain")]
+    comparison = Comparison.of(settings, [Prompt(name, name) for name in "abc"])
+    for contender in comparison.contenders:
+        for at, prompt in enumerate(comparison.prompts):
+            seeded = replace(contender.settings, seed=at, max_new_tokens=10 * (at + 1))
+            run = contender.runs[at] = finished_race(prompt.text, seeded)[0]
+            run.settings = contender.settings
+            for round_ in run.rounds:
+                round_.verify_seconds *= (at + 1) ** (1 + len(contender.settings.method))
+    first, second, _ = comparison.rows()
+    entry = Visit().add("compare", comparison.runs())
+    for column, then in zip(columns(entry), (first, second)):
+        told = column["measured"]
+        assert told["Tokens/s"] == f"{then['tokens_per_second']['median']:.0f}"
+        assert told["Speed-up"] == f"{then['ratio_to_plain']['median']:.2f}×"
+        assert told["Accepted"] == f"{then['acceptance_rate']:.0%}"
+        assert told["Tokens per pass"] == f"{then['tokens_per_round']:.2f}"
+        assert (column["settings"]["Prompt"], told["Tokens written"]) == ("3 prompts", "60")
+    assert row(entry)["speedup"] == first["ratio_to_plain"]["median"]
+    assert row(entry)["acceptance"] == first["acceptance_rate"]
     assert row(entry)["method"] == "Draft model + 1 more"
+
+
+def test_a_lane_is_held_against_plain_decoding_of_its_own_target() -> None:
+    runs = [run for precision in ("int4", "bf16") for run in finished_race(settings=Settings(precision=precision))]
+    for run in runs[2:]:
+        for round_ in run.rounds:
+            round_.verify_seconds *= 4
+    told = [column["measured"] for column in columns(Visit().add("compare", runs))]
+    rates = [f"{summarise(run).tokens_per_second:.0f}" for run in runs]
+    assert [(each["Tokens/s"], each["Plain tokens/s"]) for each in told] == [tuple(rates[:2]), tuple(rates[2:])]
 
 
 def test_a_file_is_opened_into_the_list_and_can_be_shown() -> None:

@@ -93,6 +93,13 @@ def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> N
     assert page.evaluate(COLUMN, 6) == ["identical"] * 3 + ["the baseline"]
     assert re.search(TOLD, status(page))
     wait_charts(page, 1)  # one speed a lane is no chart
+    shown = page.evaluate(FIGURES)[0]
+    heads = page.locator(".comparison thead .sort").all_inner_texts()
+    open_tab(page, "history")
+    page.wait_for_selector(".history-list tbody tr")
+    column = page.locator(".history-list thead th").all_inner_texts().index("Speed-up")
+    assert page.locator(".history-list tbody td").nth(column).inner_text() == f"{shown}×"
+    assert "speed-up" in heads, "by the same name"
 
 
 def test_other_targets_run_in_turn_and_a_lane_that_fails_says_why(app: str, visit: Any) -> None:

@@ -59,7 +59,6 @@ class Results:
                     self.switch = gr.Button("Switch", visible=False, elem_id="tune-switch", min_width=120)
             with gr.Row(elem_id="tune-charts"):
                 self.plots, self.readings = zip(*(_chart(at, question) for at, question in enumerate(QUESTIONS)))
-            html_block("<h2>Take it to production</h2>", elem_id="tune-production")
             self.hint = html_block(elem_id="tune-hint")
             with gr.Tabs(elem_id="tune-engines"):
                 self.commands = [_engine(name) for name in ENGINES]
@@ -138,7 +137,7 @@ def details(
         ),
         _paragraph(describe_document_costs(document)),
         _paragraph(describe_positions(document, temperature)),
-        _paragraph(f"{_hint(deployment)} {many}".strip()),
+        _hint(document, temperature, deployment, many),
         *(command_html(recipe) for recipe in made or [Recipe(engine, "") for engine in ENGINES]),
     ]
 
@@ -232,11 +231,18 @@ def _undecided(document: Document, best: dict[str, Any]) -> str:
     return "Faster in every run; too few of them to be sure" if always else "Not decided"
 
 
-def _hint(deployment: Deployment | None) -> str:
+def _hint(document: Document, temperature: float, deployment: Deployment | None, many: str) -> str:
+    """What the commands below are: the setting that is recommended, or one that is not, and then why not."""
     if deployment is None:
-        return "No fixed draft length was measured, so there is none to take along."
+        return f"{TAKE_ALONG}{_paragraph('No fixed draft length was measured, so there is none to take along.')}"
+    recommended = (_best(document, temperature) or {})["recommended"]
+    title, why = {
+        None: (ANYWAY, "Which setting is fastest here is not decided, so none is recommended."),
+        "plain": (ANYWAY, "Plain decoding is recommended here, for which an engine needs no options."),
+    }.get(recommended, (TAKE_ALONG, ""))
     length = f"Draft length {deployment.length}, the best fixed one here, in each engine."
-    return " ".join(filter(None, (length, placeholders(deployment), "Sampling settings go with each request.")))
+    parts = (why, length, placeholders(deployment), "Sampling settings go with each request.", many)
+    return f"{title}{_paragraph(' '.join(filter(None, parts)))}"
 
 
 def command_html(recipe: Recipe) -> str:
@@ -252,6 +258,8 @@ def command_html(recipe: Recipe) -> str:
 def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
+
+TAKE_ALONG, ANYWAY = "<h2>Take it to production</h2>", "<h2>If you try one anyway</h2>"
 
 _COPY = """() => {
   const code = document.querySelector("%s");

@@ -264,7 +264,7 @@ def _climbing(run: Run, costs: Costs) -> Finding:
 
 def _on_servers(text: str, load: dict[str, Any] | None, servers: bool, here: bool = False) -> str:
     """With what running servers gave where many read at once, if two were measured, and where to measure; `here`: also
-    in Tune."""
+    in Tune, for what `text` says is foretold only, and comes after what was measured."""
     if not load or not load["gains"]:
         return html.batches(text, "", "", "", servers, here)
     names = [f"{server['engine']} {server['version'] or ''}".strip() for server in load["servers"]]
@@ -286,16 +286,16 @@ def _batches(
     lost = batch_limit(speed_ups)
     points = ", ".join(f"{batch} → {speed_up:.2f}×" for batch, speed_up in speed_ups if batch in (1, 4, 16, 64, 256))
     tail = (
-        f"From about {lost} texts in a batch it would lose"
+        f"a loss from about {lost} texts in a batch on"
         if lost and lost > 1
-        else "Even one text loses"
+        else "a loss with one text already"
         if lost
-        else f"Up to {speed_ups[-1][0]} texts it would still win"
+        else f"a gain up to {speed_ups[-1][0]} texts"
     )
     numbers = (
         "In a batch, plain decoding shares the reading of weights already. "
-        f"{tail}; predicted speed-up by texts at once: {points}. Passes over more than {max(measured.seconds)} tokens "
-        "are not measured for this but continued in a straight line."
+        f"Foretold by what passes cost: {tail}; speed-up by texts at once: {points}. Passes over more than "
+        f"{max(measured.seconds)} tokens are not measured for this but continued in a straight line."
     )
-    name = name if lost in (None, 1) else f"From about {lost} texts at once"
+    name = name if lost in (None, 1) else f"From about {lost} texts at once, foretold"
     return lost is not None, name, _on_servers(numbers, load, servers, here=True)

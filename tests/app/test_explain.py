@@ -190,8 +190,17 @@ def test_many_texts_at_once_are_told_as_they_were_measured():
     many = finish(fake_batches(run.environment, variants, [1, 2, 4, 8], lambda: False))
     told = words(costs_html(run, plain, many=many))
     assert "From 4 texts at once yes, here" in told and "Many texts at once, measured here: auto: 1.50×" in told
-    many["settings"] = {"auto": {"method": "ngram"}}
-    assert "Measure it here, in Tune" in words(costs_html(run, plain, many=many))
+    settled, many = many, {**many, "settings": {"auto": {"method": "ngram"}}}
+    foretold = words(costs_html(run, plain, many=many))
+    assert "Measure it here, in Tune" in foretold and "Foretold by what passes cost" in foretold
+    servers = [{"engine": "vLLM", "version": "0.32"}] * 2
+    load = {"servers": servers, "gains": [{"readers": 4, "ratio": 0.9, "speculative": 1}], "crossing": "It loses."}
+    for measured, first in ((None, "Measured on your servers"), (settled, "Many texts at once, measured here")):
+        told = words(costs_html(run, plain, load, many=measured))
+        assert first in told and told.find("Foretold") in (
+            -1,
+            *range(told.index("Measured on your servers"), len(told)),
+        )
 
 
 def test_bytes_and_conditions_are_the_runs_own():
@@ -199,7 +208,7 @@ def test_bytes_and_conditions_are_the_runs_own():
     text = words(costs_html(run, plain))
     assert "Why is this faster on your machine?" in text and "When would it not be?" in text
     assert "Most of what is read is weights: 26.4 MB of" in text
-    assert text.count("not here") == 3 and "texts at once yes, here" in text
+    assert text.count("not here") == 3 and "texts at once, foretold yes, here" in text
     assert "the plain run beside it" in text
 
 

@@ -24,7 +24,7 @@ from app.tune.example import example_html
 from app.tune.fastest import fastest, keep
 from app.tune.many_texts import ManyTexts
 from app.tune.production import Deployment, llama_cpp, placeholders, recipes, sglang, transformers, vllm
-from app.tune.results import QUESTIONS, best_settings, details, fastest_settings
+from app.tune.results import ENGINES, QUESTIONS, best_settings, details, fastest_settings
 from core.errors import UserError
 from core.measuring.sweep import finish
 from core.records import Settings
@@ -106,7 +106,10 @@ def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
     document = sweep_document()
     said = details(document, 0.0)[0]
     point = next(p for p in document["points"] if p["draft_length"] == document["best"][0]["recommended"])
-    assert f"{point['tokens_per_second']['median']:.0f} tokens/s" in said and "from about 8 at once" in said
+    assert (
+        f"{point['tokens_per_second']['median']:.0f} tokens/s" in said
+        and "from about 8 at once on a loss is foretold" in said
+    )
     assert f"({0.95 * point['ratio_to_plain']['median']:.2f} to" in said and "longest pause" in said
     document["best"][0] |= {"recommended": None, "pays": True}
     assert "Recommended" not in (open_ := details(document, 0.0)[0]) and "lies within the noise" in open_
@@ -122,8 +125,23 @@ def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
     document["best"][0] |= {"recommended": "auto"}
     document["costs"]["64"] = 0.5 * document["costs"]["1"]
     shown = details(document, 0.0)
-    assert shown[2]["interactive"] and "at once it would" not in shown[0]
+    assert shown[2]["interactive"] and "foretold" not in shown[0]
     assert "A pass over 64 tokens took 0.5× one over a single token" in shown[7]
+
+
+def test_commands_are_offered_as_what_they_are():
+    """Those of a setting that is recommended, and those of one that is not, with the reason."""
+    document, losing = sweep_document(), sweep_document(acceptance=0.06)
+
+    def told(document):
+        return details(document, 0.0)[-1 - len(ENGINES)]
+
+    assert "Take it to production" in told(document) and "recommended" not in told(document)
+    document["best"][0] |= {"recommended": None, "pays": None}
+    assert "If you try one anyway" in told(document) and "Which setting is fastest here is not decided" in told(
+        document
+    )
+    assert "If you try one anyway" in told(losing) and "Plain decoding is recommended here" in told(losing)
 
 
 def test_the_fastest_of_all_precisions_is_one_that_was_measured():
@@ -382,7 +400,7 @@ def test_the_verdict_tells_what_many_texts_at_once_gave(tune):
     visit.many["environment"] = document["environment"]
     foretold, *_ = details(document, 0.0)
     told, *_ = details(document, 0.0, (), visit)
-    assert "as the cost curve predicts" in foretold and "measured here" not in foretold
-    assert "Many texts at once, measured here: auto" in told and "as the cost curve predicts" not in told
+    assert "foretold by the cost curve" in foretold and "measured here" not in foretold
+    assert "Many texts at once, measured here: auto" in told and "foretold by the cost curve" not in told
     visit.many["settings"] = {"auto": Settings(method="ngram").to_dict()}
     assert "measured here" not in details(document, 0.0, (), visit)[0]

@@ -92,6 +92,7 @@ class CombinedDrafter:
     ) -> None:
         self._ngram, self._model, self.source = ngram, model, source
         self.cache = model.cache
+        self.in_step: bool = getattr(model, "in_step", False)
 
     @property
     def ending(self) -> Ending | None:

@@ -11,6 +11,7 @@ from tiny import VOCABULARY, bfloat16_by_default, random_prompt, target_of, targ
 from core.decoding import speculative, take_step
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
+from core.drafting.ngram import CombinedDrafter, NgramDrafter
 from core.heads.block import FusedHead, fits_int4
 from core.heads.graph import GraphHeadRunner
 from core.heads.runner import HeadRunner, runner_of
@@ -241,9 +242,10 @@ def test_a_drafter_that_joins_in_the_middle_of_a_text():
     assert drafter._stable == 14
 
 
-def test_hidden_states_of_a_long_prompt_are_never_all_there(monkeypatch):
-    """The head reads a prompt chunk by chunk behind its target; what it then drafts is what it drafts having read the
-    prompt at once."""
+@pytest.mark.parametrize("behind_ngrams", [False, True])
+def test_hidden_states_of_a_long_prompt_are_never_all_there(monkeypatch, behind_ngrams):
+    """The head reads a prompt chunk by chunk behind its target, also where n-grams are asked before it; what it then
+    drafts is what it drafts having read the prompt at once."""
     network, prompt = random_head(), random_prompt(600)
     most, add = [0], Features.add
 
@@ -254,6 +256,8 @@ def test_hidden_states_of_a_long_prompt_are_never_all_there(monkeypatch):
     monkeypatch.setattr(Features, "add", watched)
     target = target_runner("llama")
     drafter = drafter_for(target, network, "llama", Sampling())
+    if behind_ngrams:
+        drafter = CombinedDrafter(NgramDrafter(CPU), drafter, lambda: "model")
     run = Run(Settings(max_new_tokens=5), {}, "", prompt)
     (first, *_) = speculative(target, drafter, run, length=Fixed(3))
     assert most[0] <= PREFILL_CHUNK + 1 and run.draft_prefill_seconds > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,10 @@ Text = Annotated[str, Field(max_length=2_000)]
 LongText = Annotated[str, Field(max_length=1_000_000)]
 Chance = Annotated[float, Field(ge=0, le=1.001)]  # a sum in float32 may end a little past 1
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
+
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(fail_fast=True)]
+"""Read up to the first fault in it, as every list and dictionary is: one is told, and each takes a kilobyte."""
 
 
 class Part(BaseModel):

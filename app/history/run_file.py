@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import from_json
 
-from app.history.parts import MOST_IDS, Chance, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
+from app.history.parts import MOST_IDS, Chance, Count, Id, Listed, LongText, Name, Part, Seconds, Text, setting_type
 from app.history.server_file import LoadFile, ServerRunFile
 from core.drafting.methods import HEAD
 from core.errors import UserError
@@ -25,6 +25,7 @@ LONGEST_FILE = 16_000_000
 MOST_RUNS = 256
 MOST_ROUNDS = 20_000
 MOST_DRAFTED = 1024
+MOST_FAULTS = 1000
 BOM = b"\xef\xbb\xbf"
 
 DraftedOutcome = Literal["accepted", "rejected", "ignored"]
@@ -37,7 +38,7 @@ class CandidateFile(Part):
     p: Chance
 
 
-Tops = Annotated[list[CandidateFile], Field(max_length=64)]
+Tops = Annotated[Listed[CandidateFile], Field(max_length=64)]
 
 
 class EmittedFile(Part):
@@ -76,7 +77,7 @@ class CacheFile(Part):
 
 class RoundFile(Part):
     index: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
-    drafted: Annotated[list[DraftedFile], Field(max_length=MOST_DRAFTED)]
+    drafted: Annotated[Listed[DraftedFile], Field(max_length=MOST_DRAFTED)]
     emitted: EmittedFile | None
     draft_seconds: Seconds
     verify_seconds: Seconds
@@ -135,7 +136,7 @@ class GeometryFile(BaseModel):
     dtype: Name
     runner: Name
     attention: Name
-    projections: Annotated[list[ProjectionFile], Field(max_length=64)]
+    projections: Annotated[Listed[ProjectionFile], Field(max_length=64)]
     position_table: bool
     window: Count
     sliding_layers: Count
@@ -170,12 +171,18 @@ class ModelFile(BaseModel):
     weight_bytes: Count
     vocab_size: Count | None = None
     context_length: Count | None = None
-    costs: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,4}$")], Seconds], Field(max_length=64)] | None = None
+    costs: (
+        Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,4}$")], Seconds], Field(max_length=64, fail_fast=True)]
+        | None
+    ) = None
     following: Seconds | None = None
-    notes: Annotated[list[Text], Field(max_length=32)] = []
+    notes: Annotated[Listed[Text], Field(max_length=32)] = []
     origin: Name | None = None
     chat: bool = False
     geometry: GeometryFile | None = None
+
+
+Costs = Annotated[dict[Name, Seconds], Field(fail_fast=True)]
 
 
 class HeadFile(BaseModel):
@@ -187,12 +194,12 @@ class HeadFile(BaseModel):
     kind: Name = HEAD
     algorithm: Name | None = None
     precision: Name
-    layers: Annotated[list[Count], Field(max_length=16)]
+    layers: Annotated[Listed[Count], Field(max_length=16)]
     parameters: Count
     weight_bytes: Count
     draft_vocab_size: Count | None = None
-    costs: Annotated[dict[Name, dict[Name, Seconds]], Field(max_length=4)] | None = None
-    notes: Annotated[list[Text], Field(max_length=32)] = []
+    costs: Annotated[dict[Name, Costs], Field(max_length=4, fail_fast=True)] | None = None
+    notes: Annotated[Listed[Text], Field(max_length=32)] = []
 
 
 class EnvironmentFile(BaseModel):
@@ -202,7 +209,7 @@ class EnvironmentFile(BaseModel):
     device_name: Name
     threads: Count | None = None
     bandwidth: Annotated[float, Field(gt=0)] | None = None
-    versions: Annotated[dict[Name, Name], Field(max_length=32)] = {}
+    versions: Annotated[dict[Name, Name], Field(max_length=32, fail_fast=True)] = {}
     python: Name | None = None
     target: ModelFile
     draft: ModelFile | None = None
@@ -224,11 +231,11 @@ class RunFile(Part):
     settings: SettingsFile  # type: ignore[valid-type]
     environment: EnvironmentFile
     prompt: LongText
-    prompt_ids: Annotated[list[Id], Field(max_length=MOST_IDS)]
-    token_ids: Annotated[list[Id], Field(max_length=MOST_IDS)]
+    prompt_ids: Annotated[Listed[Id], Field(max_length=MOST_IDS)]
+    token_ids: Annotated[Listed[Id], Field(max_length=MOST_IDS)]
     text: LongText
     stop_reason: Literal["eos", "length", "cancelled"]
-    rounds: Annotated[list[RoundFile], Field(max_length=MOST_ROUNDS)]
+    rounds: Annotated[Listed[RoundFile], Field(max_length=MOST_ROUNDS)]
     metrics: MetricsFile
 
     @model_validator(mode="after")
@@ -249,8 +256,8 @@ class RunFile(Part):
 
 class RaceFile(Part):
     schema_: Literal[1] = Field(alias="schema")
-    runs: Annotated[list[RunFile], Field(default_factory=list, max_length=MOST_RUNS)]
-    server_runs: Annotated[list[ServerRunFile], Field(default_factory=list, max_length=MOST_RUNS)]
+    runs: Annotated[Listed[RunFile], Field(default_factory=list, max_length=MOST_RUNS)]
+    server_runs: Annotated[Listed[ServerRunFile], Field(default_factory=list, max_length=MOST_RUNS)]
 
     @model_validator(mode="after")
     def holds_something(self) -> Self:
@@ -336,6 +343,8 @@ def _made_of(text: str, pieces: list[str]) -> bool:
 
 def _sentence(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
+    if error.error_count() > MOST_FAULTS:  # of keys that are unknown, each would come with its place and words
+        return f"The file is not a run of this version: {error.error_count():,} things in it are unknown or wrong."
     first = error.errors(include_url=False, include_input=False)[0]
     kind, message = first["type"], first["msg"].split(" or instance of ")[0]
     place = _place(first["loc"])

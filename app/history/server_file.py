@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
-from app.history.parts import MOST_IDS, Count, Id, LongText, Name, Part, Seconds, Text, setting_type
+from app.history.parts import MOST_IDS, Count, Id, Listed, LongText, Name, Part, Seconds, Text, setting_type
 from core.servers.connection import read_address
 from core.servers.dialects import MOST_MODELS
 from core.servers.load import MOST_READERS
@@ -28,7 +28,7 @@ class ServerFile(Part):
     engine: Literal[ENGINES]  # type: ignore[valid-type]
     version: Name | None
     model: Name
-    models: Annotated[list[Name], Field(max_length=MOST_MODELS)]
+    models: Annotated[Listed[Name], Field(max_length=MOST_MODELS)]
     drafter: Name | None
     metrics: bool
 
@@ -43,8 +43,8 @@ class ChunkFile(Part):
     text: LongText
     seconds: Seconds
     tokens: Annotated[int, Field(ge=0, le=MOST_IDS)] | None
-    ids: Annotated[list[Id], Field(max_length=MOST_IDS)] | None
-    outcomes: Annotated[list[Outcomes], Field(max_length=MOST_IDS)] | None
+    ids: Annotated[Listed[Id], Field(max_length=MOST_IDS)] | None
+    outcomes: Annotated[Listed[Outcomes], Field(max_length=MOST_IDS)] | None
 
     @model_validator(mode="after")
     def tokens_agree(self) -> Self:
@@ -67,7 +67,7 @@ class SpeculationFile(Part):
     accepted: Count | None
     acceptance_rate: Rate | None
     tokens_per_pass: Rate | None
-    by_position: Annotated[list[Count], Field(max_length=4096)] | None
+    by_position: Annotated[Listed[Count], Field(max_length=4096)] | None
     shared: bool
 
 
@@ -81,10 +81,10 @@ class ServerRunFile(Part):
     seconds: Seconds
     prompt_tokens: Count | None
     new_tokens: Count | None
-    chunks: Annotated[list[ChunkFile], Field(max_length=MOST_IDS)]
+    chunks: Annotated[Listed[ChunkFile], Field(max_length=MOST_IDS)]
     timings: TimingsFile | None
     speculation: SpeculationFile | None
-    missing: Annotated[list[Text], Field(max_length=32)]
+    missing: Annotated[Listed[Text], Field(max_length=32)]
     metrics: dict[str, Any]
 
     @model_validator(mode="after")
@@ -119,7 +119,7 @@ class LevelFile(Part):
     speculation: SpeculationFile | None
     cut: bool
     failed: Count
-    errors: Annotated[list[Text], Field(max_length=32)]
+    errors: Annotated[Listed[Text], Field(max_length=32)]
 
     @model_validator(mode="after")
     def failures_have_reasons(self) -> Self:
@@ -132,19 +132,19 @@ class LoadFile(Part):
     """A measurement with many readers; what is computed of it is computed anew."""
 
     schema_: Literal[1] = Field(alias="schema")
-    servers: Annotated[list[ServerFile], Field(min_length=1, max_length=16)]
+    servers: Annotated[Listed[ServerFile], Field(min_length=1, max_length=16)]
     settings: AskedFile  # type: ignore[valid-type]
     prompts: Annotated[int, Field(ge=1, le=MOST_ANSWERS)]
-    readers: Annotated[list[Readers], Field(max_length=MOST_READERS)]
+    readers: Annotated[Listed[Readers], Field(max_length=MOST_READERS)]
     answers_per_reader: Count
-    levels: Annotated[list[LevelFile], Field(min_length=1, max_length=MOST_ANSWERS)]
+    levels: Annotated[Listed[LevelFile], Field(min_length=1, max_length=MOST_ANSWERS)]
     stopped: bool
-    server_runs: Annotated[list[ServerRunFile], Field(min_length=1, max_length=MOST_ANSWERS)]
-    rows: list[Any]
-    gains: list[Any]
+    server_runs: Annotated[Listed[ServerRunFile], Field(min_length=1, max_length=MOST_ANSWERS)]
+    rows: Listed[Any]
+    gains: Listed[Any]
     crossing: Any
-    same_text: list[Any]
-    notes: list[Any]
+    same_text: Listed[Any]
+    notes: Listed[Any]
 
     @model_validator(mode="after")
     def levels_are_of_servers(self) -> Self:

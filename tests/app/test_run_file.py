@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opened import finished_race
+from pydantic import BaseModel, ValidationError
 
 from app.history import run_file
 from app.history.run_file import DraftedFile, EmittedFile, RoundFile, RunFile, SettingsFile, read_run_file
+from app.history.server_file import LoadFile
 from app.playground.take_away import as_json
 from app.serving.visit import Visit
 from core.errors import UserError
@@ -132,6 +135,41 @@ def test_what_is_no_run_is_refused_in_one_sentence(text: str, words: str) -> Non
 def test_a_file_that_is_too_large_is_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_file, "from_json", None)
     assert "too large" in refusal("x" * (run_file.LONGEST_FILE + 1))
+
+
+def containers(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every list and dictionary that a schema of pydantic's core reads, at any depth."""
+    if isinstance(schema, dict) and schema.get("type") in ("list", "dict"):
+        yield schema
+    inner = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ()
+    for part in inner:
+        yield from containers(part)
+
+
+@pytest.mark.parametrize("kind", [run_file.RaceFile, LoadFile])
+def test_of_the_faults_in_a_list_the_first_is_enough(kind: type[BaseModel]) -> None:
+    """A file of a hundred kilobytes may have a hundred thousand faults, and each takes a kilobyte while it is told."""
+    found = list(containers(kind.__pydantic_core_schema__))
+    assert found
+    for each in found:
+        anything = {part.get("type") for part in (each.get("items_schema"), each.get("values_schema")) if part}
+        assert each.get("fail_fast") or anything == {"any"}, each
+
+
+@pytest.mark.parametrize(
+    "place",
+    [(*RUN, "rounds"), (*RUN, "prompt_ids"), (*FIRST, "drafted"), ("runs",), ("server_runs",)],
+    ids=lambda place: place[-1],
+)
+def test_a_list_of_faults_is_not_told_one_by_one(place: tuple[Any, ...]) -> None:
+    document = json.loads(changed(*place, to=[{}] * 200))
+    with pytest.raises(ValidationError) as caught:
+        run_file.RaceFile.model_validate(document)
+    assert caught.value.error_count() < 50
+
+
+def test_a_thousand_unknown_keys_are_told_as_one() -> None:
+    assert "5,000 things" in refusal(json.dumps(RACE | {str(number): 0 for number in range(5000)}))
 
 
 nonsense = st.recursive(

@@ -151,7 +151,7 @@ def whole_costs(pair: Pair, settings: Settings, at_once: int = 1) -> RoundCosts:
     costs = replace(
         round_costs(pair, settings, at_once),
         overhead=sampled.plain,
-        drawing=sampled.drawing,
+        drawing=sampled.drawing if METHODS[settings.method].network else 0.0,  # an n-gram looks its tokens up
         judging=sampled.judging,
     )
     return costs if at_once == 1 else costs.at_once(at_once, shares_passes(pair, settings))

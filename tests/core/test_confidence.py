@@ -12,7 +12,9 @@ from test_law import DRAWS, THRESHOLD
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts
+from core.costs.sampling import SamplingCosts
 from core.drafting import model
+from core.drafting.build import whole_costs
 from core.drafting.chain import Chain
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Adaptive, Confident, Fixed, Worth
@@ -176,6 +178,14 @@ def test_a_token_costs_its_drawing_and_its_judging():
     assert costs.chain(3, refused=True) == pytest.approx(costs.chain(3) + 0.1 + 0.02)
     assert costs.tree((2, 1)) == pytest.approx(1.5 + 2 * 0.1 + 4 * 0.05)
     assert costs.chain(0, refused=True) == pytest.approx(1.5 + 0.1 + 0.02)
+
+
+@pytest.mark.parametrize(("method", "drawing"), [("draft", 0.02), ("ngram", 0.0), ("ngram+draft", 0.02)])
+def test_only_a_network_s_tokens_are_drawn(pair, monkeypatch, method, drawing):
+    monkeypatch.setattr("core.drafting.build.time_sampling", lambda *asked: SamplingCosts(0.5, 0.02, 0.03, 0.0))
+    monkeypatch.setattr(pair, "sampling", {})
+    costs = whole_costs(pair, Settings(method=method, temperature=1.0))
+    assert (costs.overhead, costs.drawing, costs.judging) == (0.5, drawing, 0.03)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +18,7 @@ def whole(value: Any, most: int = MOST) -> int | None:
 
 def amount(value: Any, most: float = MOST_MILLISECONDS) -> float | None:
     """A finite number from 0 to `most`."""
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
-        return None
-    return float(value)
+    return float(value) if type(value) in (int, float) and 0 <= value <= most else None
 
 
 def within(value: Any, part: str) -> Any:

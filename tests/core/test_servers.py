@@ -40,6 +40,7 @@ from core.servers import connection as connection_module
 from core.servers.connection import Connection, is_owners, read_address
 from core.servers.counters import at_least, between, read_counters
 from core.servers.dialects import listener, recognise
+from core.servers.fields import amount, whole
 from core.servers.lane import ask
 from core.servers.load import check_readers, measure_level
 from core.servers.report import Gain, server_table
@@ -161,6 +162,23 @@ def test_counters_are_read_before_and_after_where_the_answer_tells_nothing():
     ) == {"passes": 2}
 
 
+STRANGE = (
+    None,
+    -1,
+    1e308,
+    10**400,
+    "<script>",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    True,
+    "\x00\x1b[2J",
+    -0.5,
+    float("inf"),
+)
+
 FAULTS = {
     "hang up at once": "hung up",
     "html": "an HTML page",
@@ -281,6 +299,12 @@ def test_who_goes_away_hangs_up(drip):
             over = lambda: time.monotonic() - begun > 0.2  # noqa: E731
             measure_level(replace(A_SERVER, address=address), ["Hello"], [0, 0], SETTINGS, 2, over)
         assert is_left()
+
+
+@pytest.mark.parametrize("value", [*STRANGE, float("nan"), 1e9 + 1])
+def test_what_is_no_amount_is_none(value):
+    assert amount(value) is None
+    assert whole(value) is None
 
 
 FLOODS = {
@@ -532,24 +556,6 @@ def test_documents_with_servers_answers_reopen():
             open_file(json.dumps({**race, "server_runs": [wrong]}))
     with pytest.raises(ValueError, match="incomplete"):
         server_run_from_dict({**document, "server": {}})
-
-
-STRANGE = (
-    None,
-    -1,
-    1e308,
-    10**400,
-    "<script>",
-    "\ud800",
-    [],
-    [[]],
-    {},
-    {"a": 1},
-    True,
-    "\x00\x1b[2J",
-    -0.5,
-    float("inf"),
-)
 
 
 def spoilt(value, chance, draw):

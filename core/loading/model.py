@@ -41,13 +41,14 @@ from core.costs.rounds import RoundCosts, exit_costs
 from core.errors import UserError
 from core.loading.alike import fingerprint, remember, seen_alike
 from core.runners.architecture import NativeNetwork, why_not
-from core.runners.clock import synchronise
+from core.runners.clock import off_the_clock, synchronise
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
 from core.runners.native import NativeRunner
 from core.runners.products import Share
 from core.runners.program import team
 from core.runners.static_layers import StaticNetwork
+from core.runners.together import apart
 from core.runners.widths import USUAL, capacity_for
 
 AnyRunner = DynamicRunner | NativeRunner | GraphRunner
@@ -273,8 +274,9 @@ class Model:
         runner of captured passes would cost more than that tells."""
         about = runner.length.bit_length()
         if about not in self.grown:
-            short = self.measure_costs() if self.pads else self.time_passes(2, GROWN)
-            self.grown[about] = short, time_here(runner)
+            with off_the_clock(self.device), apart():
+                short = self.measure_costs() if self.pads else self.time_passes(2, GROWN)
+                self.grown[about] = short, time_here(runner)
         return self.grown[about]
 
     def measure_exit(self, layers: int) -> RoundCosts:

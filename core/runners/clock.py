@@ -31,12 +31,12 @@ def engine_time() -> float:
 def off_the_clock(device: torch.device) -> Iterator[None]:
     """What is done once for many runs, such as capturing a pass, is not counted to the run that came first."""
     synchronise(device)
-    start = time.perf_counter()
+    start = engine_time()  # in which what is off the clock within stands still already
     try:
         yield
     finally:
         synchronise(device)
-        _thread.off_seconds += time.perf_counter() - start
+        _thread.off_seconds += engine_time() - start
 
 
 def synchronise(device: torch.device) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import local
@@ -135,6 +135,16 @@ def run_pass(rows: Rows) -> Rows:
     else:
         together.wait(rows)
     return rows
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Passes that wait for no text beside: those that are timed."""
+    before, _thread.together = getattr(_thread, "together", None), None
+    try:
+        yield
+    finally:
+        _thread.together = before
 
 
 def run_rows(group: Sequence[Rows]) -> None:

@@ -9,9 +9,10 @@ from tiny import VOCABULARY, random_model, random_prompt
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts
-from core.drafting.length import Adaptive
+from core.drafting.length import Adaptive, Growing
 from core.errors import UserError
 from core.lanes import decode_together, finish_together, open_lane
+from core.loading import model
 from core.measuring import batches as measuring
 from core.measuring.batches import batch_table, batches, describe
 from core.measuring.sweep import finish
@@ -93,6 +94,32 @@ def test_passes_are_shared(pair, method, monkeypatch):
     turns = [told.turn for told in decode_together(pair, [(TEXTS[0][0], settings)] * 4, 4)]
     assert passes == [4] * single
     assert [turns.count(turn) for turn in sorted(set(turns))] == [4] * rounds
+
+
+def test_what_is_timed_in_the_middle_of_a_text_runs_alone(pair, monkeypatch):
+    """Where each drafts as it does alone, what a longer text costs is measured as alone: the others' rows, and the wait
+    for them, would be taken for its own."""
+    timing, beside = [], []
+    right, time_here = together.run_rows, model.time_here
+
+    def noted(group):
+        beside.extend(len(group) for _ in timing)
+        right(group)
+
+    def timed(runner):
+        timing.append(runner)
+        found = time_here(runner)
+        timing.clear()
+        return found
+
+    monkeypatch.setattr(together, "run_rows", noted)
+    monkeypatch.setattr(model, "time_here", timed)
+    monkeypatch.setattr(Growing, "START", 8)
+    mine = replace(pair, target=replace(pair.target, grown={}))
+    texts = [(prompt, settings_of("draft", 24)) for prompt, _ in TEXTS[:3]]
+    runs = finish_together(mine, texts, 3, as_alone=True)
+    assert mine.target.grown and set(beside) == {1}
+    assert [len(run.token_ids) for run in runs] == [24] * 3
 
 
 def test_what_goes_away_in_the_middle_ends_all(pair):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from core.servers.fields import at_rest
 from core.settings import Spec
 
 MOST_IDS = 200_000
@@ -17,8 +18,9 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Name = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(max_length=2_000)]
 LongText = Annotated[str, Field(max_length=1_000_000)]
-Chance = Annotated[float, Field(ge=0, le=1.001)]  # a sum in float32 may end a little past 1
-Seconds = Annotated[float, Field(ge=0, le=1e7)]
+AtRest = AfterValidator(at_rest)
+Chance = Annotated[float, Field(ge=0, le=1.001), AtRest]  # a sum in float32 may end a little past 1
+Seconds = Annotated[float, Field(ge=0, le=1e7), AtRest]
 
 T = TypeVar("T")
 Listed = Annotated[list[T], Field(fail_fast=True)]

@@ -208,7 +208,7 @@ class EnvironmentFile(BaseModel):
     device: Name
     device_name: Name
     threads: Count | None = None
-    bandwidth: Annotated[float, Field(gt=0)] | None = None
+    bandwidth: Annotated[float, Field(ge=1, le=1e18)] | None = None
     versions: Annotated[dict[Name, Name], Field(max_length=32, fail_fast=True)] = {}
     python: Name | None = None
     target: ModelFile
@@ -245,6 +245,8 @@ class RunFile(Part):
             raise ValueError("its token_ids are not the accepted and emitted tokens of its rounds")
         if [round_.index for round_ in self.rounds] != list(range(len(self.rounds))):
             raise ValueError("its rounds are not numbered 0, 1, 2 …")
+        if kept and not sum(each.draft_seconds + each.verify_seconds + each.other_seconds for each in self.rounds):
+            raise ValueError("its rounds took no time at all")
         written = len(self.prompt_ids)
         for round_ in self.rounds:
             round_.caches_fit(written)

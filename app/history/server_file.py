@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
-from app.history.parts import MOST_IDS, Count, Id, Listed, LongText, Name, Part, Seconds, Text, setting_type
+from app.history.parts import MOST_IDS, AtRest, Count, Id, Listed, LongText, Name, Part, Seconds, Text, setting_type
 from core.servers.connection import read_address
 from core.servers.dialects import MOST_MODELS
 from core.servers.load import MOST_READERS
@@ -16,7 +16,7 @@ from core.settings import SPECS
 
 Outcomes = Literal["accepted", "corrected", "bonus", "plain"]
 MOST_ANSWERS = 1024
-Rate = Annotated[float, Field(ge=0, le=1e6)]
+Rate = Annotated[float, Field(ge=0, le=1e6), AtRest]
 
 _asked: Any = {name: (setting_type(SPECS[name]), ...) for name in ASKED}
 AskedFile = create_model("AskedFile", __base__=Part, **_asked)

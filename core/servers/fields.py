@@ -7,6 +7,7 @@ from typing import Any
 
 MOST = 2**53
 MOST_MILLISECONDS = 1e9
+LEAST = 1e-60
 LONGEST_NAME = 200
 HIGHEST_ID = 2**31 - 1
 
@@ -17,8 +18,13 @@ def whole(value: Any, most: int = MOST) -> int | None:
 
 
 def amount(value: Any, most: float = MOST_MILLISECONDS) -> float | None:
-    """A finite number from 0 to `most`."""
-    return float(value) if type(value) in (int, float) and 0 <= value <= most else None
+    """A number from 0 to `most`, as `at_rest` has it."""
+    return at_rest(float(value)) if type(value) in (int, float) and 0 <= value <= most else None
+
+
+def at_rest(value: float) -> float:
+    """0 in place of what is so little that something divided by it would be infinite."""
+    return value if value >= LEAST else 0.0
 
 
 def within(value: Any, part: str) -> Any:

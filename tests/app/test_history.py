@@ -11,7 +11,7 @@ from opened import finished_race
 
 from app.compare.events import Comparison
 from app.history import History, columns, row, table
-from app.playground.take_away import as_json
+from app.playground.take_away import as_json, export
 from app.serving.visit import Visit
 from app.tokens import Reader
 from core.records import Settings, summarise
@@ -105,6 +105,32 @@ def test_a_file_that_is_no_run_changes_nothing(text: Any) -> None:
 def test_showing_what_is_not_there_is_a_sentence(number: Any) -> None:
     _, _, value = HISTORY.show(Visit(), event(number=number))
     assert json.loads(value)["say"].startswith("That run is no longer kept")
+
+
+TIMES = ("draft_seconds", "verify_seconds", "other_seconds")
+
+
+@pytest.mark.parametrize("instant", [0.0, 5e-324, 1e-310, 1e-200, 1e-30])
+@pytest.mark.parametrize("which", [TIMES, *((name,) for name in TIMES)], ids=len)
+@pytest.mark.parametrize("lanes", [(0,), (1,), (0, 1)], ids=str)
+def test_times_of_next_to_nothing_are_figures_or_a_sentence(
+    instant: float, which: tuple[str, ...], lanes: tuple[int, ...]
+) -> None:
+    """Speeds and quotients stay numbers, which JSON has; what took no time at all is refused."""
+    document = Visit().add("race", finished_race()).document()
+    for lane in lanes:
+        for round_ in document["runs"][lane]["rounds"]:
+            round_.update(dict.fromkeys(TIMES, 0.0) | dict.fromkeys(which, instant))
+    visit = Visit()
+    told = json.loads(HISTORY.open(visit, event(text=json.dumps(document))))
+    if told["error"]:
+        assert "took no time" in told["say"] and instant < 1e-100
+        return
+    json.dumps(json.loads(HISTORY.table(visit), parse_constant=float), allow_nan=False)
+    race, *_ = HISTORY.show(visit, event(number=1))
+    assert Reader().read(race)
+    for form in ("json", "html"):
+        assert "Infinity" not in export(visit.entries[0], form).text
 
 
 def test_removing_takes_numbers_only() -> None:

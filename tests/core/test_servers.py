@@ -307,6 +307,11 @@ def test_what_is_no_amount_is_none(value):
     assert whole(value) is None
 
 
+def test_an_amount_of_next_to_nothing_is_none_at_all():
+    """What is divided by it stays a number."""
+    assert amount(5e-324) == amount(1e-200) == 0 and amount(1e-30) == 1e-30
+
+
 FLOODS = {
     "an endless word among labels": "vllm:spec_decode_num_accepted_tokens_per_pos{" + "a" * 3_000_000 + "} 1",
     "spaces": "vllm:spec_decode_num_drafts" + " " * 3_000_000 + "x",

@@ -149,11 +149,12 @@ def record(step: Step, index: int, sampling: Sampling, stop_ids: frozenset[int],
     verdict, parents = step.verdict, _parents(step.draft)
     cut = next((n + 1 for n, i in enumerate(verdict.path) if verdict.drafted[i] in stop_ids), None)
     path = verdict.path[:cut]
+    refused = [i for i in verdict.rejected if cut is None or i < path[-1]]
     drafted = [
         Token(
             id=token_id,
             text="",
-            outcome="accepted" if i in path else "rejected" if i in verdict.rejected and cut is None else "ignored",
+            outcome="accepted" if i in path else "rejected" if i in refused else "ignored",
             p=verdict.p[i],
             q=verdict.q[i],
             parent=parents[i],

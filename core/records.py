@@ -279,10 +279,9 @@ def count_by_position(rounds: list[Round]) -> tuple[list[int], list[int]]:
     accepted: list[int] = []
     for round_ in rounds:
         depth_of = depths(round_)
-        # A round cut by the end of the sequence says nothing of the positions past the cut.
-        judged = max((d for d, t in zip(depth_of, round_.drafted) if t.outcome != "ignored"), default=-1)
-        rejected = any(t.outcome == "rejected" for t in round_.drafted)
-        deepest = max(depth_of, default=-1) if rejected else judged
+        if round_.emitted is None:  # cut by the end of the sequence, it says nothing of the positions past the cut
+            depth_of = [d for d, t in zip(depth_of, round_.drafted) if t.outcome != "ignored"]
+        deepest = max(depth_of, default=-1)
         count = sum(t.outcome == "accepted" for t in round_.drafted)
         while len(tried) <= deepest:
             tried.append(0)

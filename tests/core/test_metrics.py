@@ -1,8 +1,12 @@
 """What is counted, and what is not."""
 
 import pytest
+import torch
 
+from core.decoding import Step, record
+from core.drafting import Draft
 from core.records import (
+    CacheLengths,
     Candidate,
     Round,
     Run,
@@ -14,6 +18,8 @@ from core.records import (
     repeats_itself,
     summarise,
 )
+from core.sampling import Sampling
+from core.verification import judge
 
 LETTER = {"a": "accepted", "r": "rejected", "i": "ignored", "c": "corrected", "b": "bonus", "p": "plain"}
 
@@ -67,6 +73,19 @@ def test_a_round_cut_by_the_end_says_nothing_past_the_cut():
     assert accepted_by_position([make_round("aii", None), make_round("ar", "c")]) == [1.0, 0.0]
 
 
+def test_a_sibling_refused_before_the_end_was_judged():
+    """The tree's second first token is the stop id: the one before it counts, what it would have gone on with not."""
+    logits = torch.eye(9)[[7, 0, 3, 0]]
+    draft = Draft(torch.tensor([5, 7, 3]), parents=[-1, -1, 1])
+    step = Step(
+        2, draft, logits, judge(logits, draft, Sampling(), torch.empty(0)), CacheLengths(1, 5, 3), None, 0, 0, 0
+    )
+    round_ = record(step, 0, Sampling(), frozenset({7}))
+    assert [token.outcome for token in round_.drafted] == ["rejected", "accepted", "ignored"]
+    assert round_.emitted is None
+    assert accepted_by_position([round_]) == [1.0]
+
+
 def test_expected_tokens_are_one_plus_the_sum_over_positions():
     """E = 1 + Σ aᵢ where every round drafts equally deep."""
     rounds = [make_round("aaa", "b"), make_round("ari", "c"), make_round("rii", "c"), make_round("aar", "c")]
@@ -78,6 +97,11 @@ def test_positions_in_a_tree_are_depths():
     round_ = make_round("r a i r a", "b", parents=[None, None, 0, 1, 1])
     assert depths(round_) == [0, 0, 1, 1, 1]
     assert accepted_by_position([round_]) == [1.0, 1.0]
+
+
+def test_a_path_may_end_above_the_deepest_token():
+    """Where the accepted first token has no children, the round drafted two deep all the same."""
+    assert accepted_by_position([make_round("a i i", "b", parents=[None, None, 1])]) == [1.0, 0.0]
 
 
 def test_first_divergence_reports_the_logit_gap():

@@ -34,6 +34,8 @@ DEVICES = Path(__file__).parent.parent.parent / "assets" / "devices.toml"
 Basis = Literal["bytes", "layers", "measured"]
 PRECISIONS = ("int4", "nf4", "bf16")
 LONGEST = 8
+LONGEST_NAME = 200
+"""Characters in which a card is named, or its figures written."""
 REACHED = 0.7
 """Share of the data sheet's bandwidth, and half of that of its arithmetic, that small batches are assumed to reach."""
 ARITHMETIC = REACHED / 2
@@ -217,11 +219,11 @@ def cards() -> tuple[Card, ...]:
 def find_card(text: str) -> Card:
     """A card by its name, or one of one's own: "12 GB, 504 GB/s, 58 TFLOPS". Raises UserError for what is neither."""
     known = {_plain(card.name): card for card in cards()}
-    if found := known.get(_plain(text)):
-        return found
-    if own := _own_card(text):
-        return own
-    near = difflib.get_close_matches(_plain(text), known, n=3, cutoff=0.5)
+    near: list[str] = []
+    if len(text) <= LONGEST_NAME:  # what looks into it takes the square of its length
+        if found := known.get(_plain(text)) or _own_card(text):
+            return found
+        near = difflib.get_close_matches(_plain(text), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(known[name].name for name in near)}? Else" if near else "for a card not listed"
     raise UserError(
         f"No card is known as {text[:60]!r}; {hint} write its figures, such as '12 GB, 504 GB/s, 58 TFLOPS'."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -49,6 +48,7 @@ NEW, BUNDLED = "a new head", "the bundled head"
 KINDS = {"eagle3": "EAGLE-3", "dspark": "DSpark", "dflash": "DFlash"}
 MINUTES, TOKENS = "minutes", "thousand tokens"
 STARTING_AMOUNT = 3
+MOST_AMOUNT = 1_000_000
 MOST_PROMPTS = 1_000_000
 """Characters of prompts that the box takes."""
 BREAK = "⏎"
@@ -325,8 +325,8 @@ def beside(looks: Mapping[str, list[dict[str, Any]]]) -> Chart | None:
 
 def plan_from(amount: Any, unit: str, prompts: str) -> dict[str, Any]:
     """Tokens or seconds, and prompts, as `core.training.loop.Plan` takes them."""
-    if not isinstance(amount, (int, float)) or not math.isfinite(amount) or amount <= 0:
-        raise UserError("Train for more than 0 minutes or tokens.")
+    if not isinstance(amount, (int, float)) or not 0 < amount <= MOST_AMOUNT:
+        raise UserError(f"Train for more than 0 minutes or tokens, and for at most {MOST_AMOUNT:,} of either.")
     own = [prompt.text.replace(BREAK, "\n") for prompt in prompts_in(prompts or "")] or None
     if unit == TOKENS:
         return {"tokens": max(1, round(amount * 1000)), "prompts": own}

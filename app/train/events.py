@@ -36,8 +36,8 @@ def training_events(
             for look in session.run(lambda: gone.is_set() or stop()):
                 looks.put(look)
         finally:
+            looks.put(None)  # first: whoever waits for it has the device
             ended()
-            looks.put(None)
 
     training = in_thread(work, device, "training")
     try:

@@ -17,7 +17,7 @@ import pytest
 from fakes import FakeEngine, FakeSession
 
 from app.serving.device import Device
-from app.serving.turns import guarded, with_device
+from app.serving.turns import OUR_FAULT, guarded, with_device
 from app.train import BUNDLED, KINDS, NEW, TOKENS, Train, plan_from, prompts_of_file
 from app.train.events import training_events
 from app.train.example import LOOKS, example_html
@@ -88,6 +88,14 @@ def test_what_goes_wrong_in_its_thread_is_a_sentence(session: FakeSession) -> No
     assert told(guarded(training_events(session, never, Device())), "error") == [
         {"e": "error", "text": str(session.fault)}
     ]
+
+
+def test_what_goes_wrong_at_its_end_ends_it_too(session: FakeSession) -> None:
+    def ended() -> None:
+        raise RuntimeError("the device is lost")
+
+    events = guarded(training_events(session, never, Device(), ended))
+    assert {"e": "error", "text": OUR_FAULT} in itertools.islice(events, 4 * len(session.looks))
 
 
 def test_others_are_told_what_they_wait_for() -> None:
@@ -191,7 +199,7 @@ def test_strangers_cannot_train(engine: FakeEngine) -> None:
     assert "off on this public page" in last and not engine.trained
 
 
-@pytest.mark.parametrize("amount", [0, -1, None, float("nan"), float("inf"), "3"])
+@pytest.mark.parametrize("amount", [0, -1, None, float("nan"), float("inf"), 1e308, 10**400, "3"])
 def test_a_training_of_no_length_is_refused(amount: Any, engine: FakeEngine) -> None:
     words, _, resume, below, *_ = Train(engine, Device()).glance(amount, "minutes", "", "eagle3", NEW)
     assert "Train for more than 0" in words and "alert" in words

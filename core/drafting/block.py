@@ -16,27 +16,28 @@ from core.drafting.build import Built, Parts, Way
 from core.drafting.chain import Chain, Ending
 from core.drafting.head import HeadReader
 from core.drafting.length import Recorded
-from core.heads.parallel import BlockRunner, ParallelRunner, in_blocks
+from core.heads.parallel import Blocks, ParallelRunner, in_blocks
+from core.runners import favourites_of
 from core.runners.features import Features
 from core.runners.host import ids_on
 from core.sampling import Sampling
 from core.settings import Settings
 
 
-class BlockDrafter(HeadReader[BlockRunner | ParallelRunner]):
+class BlockDrafter(HeadReader[Blocks | ParallelRunner]):
     """Draws up to as many tokens as a block has. Its cache is of rows that are the target's alone, so that it is exact
     whatever was drafted."""
 
     def __init__(
         self,
-        runner: BlockRunner | ParallelRunner,
+        runner: Blocks | ParallelRunner,
         features: Features,
         sampling: Sampling,
         ending: Ending | None = None,
     ) -> None:
         super().__init__(runner, features, sampling)
         self.ending = ending
-        self._ahead = 0 if isinstance(runner, BlockRunner) else 1
+        self._ahead = 0 if isinstance(runner, Blocks) else 1
 
     def propose(self, context: list[int], length: int, uniforms: Tensor) -> Draft:
         head, device = self.runner.head, self.runner.device
@@ -46,9 +47,11 @@ class BlockDrafter(HeadReader[BlockRunner | ParallelRunner]):
             return Draft.none(device)
         previous, state = ids_on(device, context[-1:]), None
         chain = Chain(length, self._sampling, uniforms, self.ending)
-        for base, row in zip(head.logits(hidden).split(1), hidden.split(1)):
+        rows, told = self.runner.logits(hidden).split(1), favourites_of(self.runner)
+        for i, (base, row) in enumerate(zip(rows, hidden.split(1))):
             logits, state = self.runner.after(base, row, previous, state)
-            drawn = chain.draw(logits, partial(self.runner.confidence, row, previous))
+            favourites = told.of(i) if told else favourites_of(self.runner)
+            drawn = chain.draw(logits, partial(self.runner.confidence, row, previous), favourites)
             if drawn is None or not chain.goes_on():
                 break
             previous = head.target_ids[drawn]

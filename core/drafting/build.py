@@ -16,7 +16,7 @@ from core.drafting.chain import Ending
 from core.drafting.length import Acceptance, Adaptive, Confident, Controller, Fixed, Growing
 from core.drafting.methods import HEAD, METHODS, Means, method_of
 from core.errors import UserError
-from core.heads.block import FusedHead
+from core.heads.mtp import MtpHead
 from core.loading.model import AnyRunner
 from core.loading.pair import WITH_ITS_HEAD, Pair
 from core.sampling import Sampling
@@ -161,7 +161,7 @@ def shares_passes(pair: Pair, settings: Settings) -> bool:
     """Whether passes of this method's drafter are over the rows of all texts that are decoded at once."""
     network = METHODS[settings.method].network
     if network == "head":
-        return pair.head is not None and isinstance(pair.head.fused, FusedHead) and bool(pair.head.fused.native)
+        return pair.head is not None and not isinstance(pair.head.fused, MtpHead) and bool(pair.head.fused.native)
     drafting = pair.draft if network == "draft" else pair.target
     return drafting is not None and drafting.exact_rows
 

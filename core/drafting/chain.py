@@ -66,6 +66,7 @@ class Chain:
         self._ended: Ended = "nothing"
         self._refused: float | None = None
         self._sure: Callable[[], float | None] | None = None
+        self._share: Callable[[], float] | None = None
         if ending is not None:
             ending.begin()
 
@@ -80,7 +81,7 @@ class Chain:
         its law does, by what comes before it."""
         self._sure = sure
         if favourites and self._sampling.greedy:
-            self._sure = sure or (favourites.shares.item if favourites.shares is not None else None)
+            self._share = None if favourites.shares is None else favourites.shares.item
             return self.add(row, None, favourites.ids)
         if self._ending is None:
             return self._keep(row, *self._choose(row, self._uniform))
@@ -93,6 +94,8 @@ class Chain:
         logits that it comes from, to be shown."""
         if self._ending is not None:
             chance = self._sure() if self._sure else None
+            if chance is None and self._share:
+                chance = self._share()
             confidence = confidence_of(row, q).item() if chance is None else chance
             if not self._ending.takes(confidence):
                 self._ended, self._refused = "unsure", confidence

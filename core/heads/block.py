@@ -9,21 +9,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from core.heads import HeadConfig, HeadNetwork
+from core.heads import DraftNetwork, HeadNetwork, Shape
 from core.heads.native import HeadPrograms, why_not
 from core.runners.clock import timed_pass
 from core.runners.products import GROUP, ROWS, group_for
 
-TABLE = "embed_tokens.weight"
+UNROUNDED = ("embed_tokens", "markov_head.markov_w1", "markov_head.gate", "markov_head.joint", "confidence_head")
+"""Parts of drafters that are in 16 bits even where the others are in 4."""
 
 
-def fits_int4(config: HeadConfig) -> bool:
-    """Whether the kernel for 4 bits takes every matrix of a head; the rows of its vocabulary can be filled up."""
+def fits_int4(config: Shape) -> bool:
+    """Whether the kernel for 4 bits takes every matrix of a drafter; the rows of its vocabulary can be filled up."""
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
     projections = heads + 2 * config.kv_heads * config.head_dim
     products = ((hidden, config.feature_width), (projections, 2 * hidden), (hidden, heads))
     products += ((projections, hidden), (2 * inner, hidden), (hidden, inner), (ROWS, hidden))
     return all(group_for(rows, columns) for rows, columns in products)
+
+
+def bytes_of(network: DraftNetwork, int4: bool) -> int:
+    """Of a drafter's weights; in 4 bits with a scale and a zero for every group."""
+    sizes = (
+        parameter.numel()
+        * (0.5 + 4 / GROUP if int4 and parameter.dim() > 1 and not name.startswith(UNROUNDED) else parameter.itemsize)
+        for name, parameter in network.named_parameters()
+    )
+    return round(sum(sizes))
 
 
 class FusedHead:
@@ -59,14 +70,8 @@ class FusedHead:
         return self.config.draft_vocab_size
 
     def weight_bytes(self) -> int:
-        """Of its own weights as passes read them; in 4 bits with a scale and a zero for every group."""
-        rounded = 0.5 + 4 / GROUP if self._int4 and self.native else None
-        sizes = (
-            parameter.numel()
-            * (rounded if rounded and parameter.dim() > 1 and name != TABLE else parameter.element_size())
-            for name, parameter in self.network.named_parameters()
-        )
-        return round(sum(sizes))
+        """Of its own weights as passes read them."""
+        return bytes_of(self.network, self._int4 and self.native is not None)
 
     @timed_pass
     @torch.inference_mode()

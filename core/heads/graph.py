@@ -66,8 +66,9 @@ class GraphHeadRunner:
 
     @timed_pass
     @torch.inference_mode()
-    def read(self, ids: Tensor, features: Tensor) -> Tensor:
-        """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden]."""
+    def read(self, ids: Tensor, features: Tensor, wanted: int = 1) -> Tensor:
+        """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden]. No
+        logits come with it, however many are `wanted`."""
         return self._run("read", ids, features)
 
     @timed_pass

@@ -47,9 +47,10 @@ class HeadRunner:
 
     @timed_pass
     @torch.inference_mode()
-    def read(self, ids: Tensor, features: Tensor) -> Tensor:
-        """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden]."""
-        return self._pass(ids, features, False, None, 1)
+    def read(self, ids: Tensor, features: Tensor, wanted: int = 1) -> Tensor:
+        """Append stable rows: ids [n] and the target's features [n, …] of the token before each; output [n, hidden].
+        Logits of the last rows `wanted` come with it."""
+        return self._pass(ids, features, False, None, wanted)
 
     @timed_pass
     @torch.inference_mode()

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from core.drafting.methods import BLOCK, HEAD, MTP
 from core.errors import UserError
-from core.heads import HeadConfig, HeadNetwork, Shape
+from core.heads import HeadNetwork, Shape
 from core.heads.block import FusedHead, fits_int4
 from core.heads.checkpoint import Description, bytes_in_memory, describe_head, is_head, load_weights, read_config
 from core.heads.dflash import DFlashNetwork
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead
-from core.heads.parallel import BlockHead, BlockRunner, in_blocks, time_blocks
+from core.heads.parallel import BlockHead, blocks_of, in_blocks, time_blocks
 from core.heads.runner import REPEATS, AnyHead, HeadCosts, runner_of, time_head
 from core.loading.model import Model
 from core.loading.precision import DTYPES, POCKET, choose_format
@@ -52,7 +52,7 @@ class Head:
         """A runner with an empty cache for `room` tokens. One whose passes are captured is kept when the block ends,
         unless it grew beyond the usual; why they could not be is noted."""
         if isinstance(self.fused, BlockHead):
-            yield BlockRunner(self.fused, max(512, room))
+            yield blocks_of(self.fused, max(512, room))
             return
         runner = self._idle.pop() if self._idle else runner_of(self.fused)
         if not isinstance(runner, GraphHeadRunner):
@@ -132,7 +132,7 @@ def fused_head(network: HeadNetwork, target: Model, precision: str) -> FusedHead
 def running_head(network: HeadNetwork | DFlashNetwork, target: Model, precision: str) -> FusedHead | BlockHead:
     """The same of any drafter."""
     if isinstance(network, DFlashNetwork):
-        return BlockHead(network, target.network, target.vocab_size)
+        return BlockHead(network, target.network, target.vocab_size, precision == "int4")
     return fused_head(network, target, precision)
 
 
@@ -141,8 +141,7 @@ def best_precision(config: Shape, device: torch.device) -> str:
     first position in 46 of 100 rounds instead of 47 in 32 bits, in a third of the time."""
     if device.type == "cuda":
         return "bf16"
-    fits = isinstance(config, HeadConfig) and fits_int4(config)
-    return "int4" if device.type == "cpu" and not native_obstacle() and fits else "fp32"
+    return "int4" if device.type == "cpu" and not native_obstacle() and fits_int4(config) else "fp32"
 
 
 def head_precision(config: Shape, device: torch.device, asked: str) -> str:
@@ -209,7 +208,7 @@ def measure_agreement(head: FusedHead | BlockHead, target: Model, layers: tuple[
         rows = features.take(len(ids) - 1)
     at = torch.arange(1, len(ids), device=ids.device)
     if isinstance(head, BlockHead):
-        own, at = BlockRunner(head, len(ids)), at[::10]
+        own, at = blocks_of(head, len(ids)), at[::10]
         starts = [own.length, *at[:-1].tolist()]
         output = torch.cat([own.advance(ids[a + 1 : b + 1], rows[a:b], 1) for a, b in zip(starts, at.tolist())])
     else:

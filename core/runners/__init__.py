@@ -55,6 +55,10 @@ class Favourites(NamedTuple):
     largest: Tensor
     shares: Tensor | None = None
 
+    def of(self, row: int) -> Favourites:
+        """Those of one row."""
+        return Favourites(*(None if each is None else each[row : row + 1] for each in self))  # type: ignore[arg-type]
+
 
 def favourites_of(runner: object) -> Favourites | None:
     """Those of the rows that a runner's newest pass gave; None where it does not tell."""

@@ -249,19 +249,19 @@ def write_layer(
     silu: bool,
     width: int,
     entering: dict[str, Any] | None = None,
+    seeing: int = 0,
 ) -> None:
-    """The steps of a decoder layer over the residual stream; `entering`: what attention reads, if not that."""
-    before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys = block.norms
+    """The steps of a decoder layer over the residual stream; `entering`: what attention reads, if not that; `seeing`:
+    flags of what it sees."""
+    before_attention, after_attention, before_mlp, after_mlp = block.norms[:4]
     entering = entering or {"source": HIDDEN, "width": width, "weight": block.qkv, **_normed(before_attention)}
     program.add(ENTER, **entering)
-    heads = {"kind": block.kind, "layer": layer, "weight": block.qkv}
-    if of_queries and of_keys:
-        heads |= {"norm": of_queries[0], "other_norm": of_keys[0], "eps": of_queries[1]}
+    heads = of_heads(block, layer)
     program.add(HEADS, to=RAW if block.wide else QUERIES, flags=WIDE if block.wide else 0, **heads)
     if block.wide:
         del heads["weight"]
         program.add(TURN, RAW, QUERIES, flags=WIDE, **heads)
-    program.add(ATTEND, QUERIES, SEEN, kind=block.kind, layer=layer, factor=scale)
+    program.add(ATTEND, QUERIES, SEEN, flags=seeing, kind=block.kind, layer=layer, factor=scale)
     program.add(ENTER, SEEN, width=program.heads * program.padded, weight=block.out)
     _add_product(program, 0, 0, block.out, after_attention, width)
     program.add(ENTER, HIDDEN, width=width, **_normed(before_mlp), weight=block.gate_up)
@@ -269,6 +269,13 @@ def write_layer(
     program.add(GATED, 0, 1, weight=block.gate_up, **gated)
     program.widest = max(program.widest, block.down.ins)
     _add_product(program, 1, FOR_ALL, block.down, after_mlp, width)
+
+
+def of_heads(block: Block, layer: int) -> dict[str, Any]:
+    """The fields of a step HEADS."""
+    of_queries, of_keys = block.norms[4:]
+    normed = {"norm": of_queries[0], "other_norm": of_keys[0], "eps": of_queries[1]} if of_queries and of_keys else {}
+    return {"kind": block.kind, "layer": layer, "weight": block.qkv, **normed}
 
 
 def _add_product(program: Program, source: int, flags: int, weight: Weight, norm: Any, width: int) -> None:

@@ -328,12 +328,15 @@ enum Op {
   NORM,     // buffer `from`, normalised, added to `to` (flag ADDED) or put there
   PRODUCT,  // activations `from` times `weight` to buffer `to`, put there or added (flag ADDED)
   GATED,    // the same, of gates and ups in turn by 32 each: activation(gate) · up to activations `to`
-  HEADS,    // the same, of queries, keys and values by heads: normalised, turned; keys and values go to the cache
+  HEADS,    // the same, of queries, keys and values by heads (flag KEYS: not of queries): normalised, turned; keys and
+            // values go to the cache
   TURN,     // the second half of HEADS for norms as wide as all heads (flag WIDE): from buffer `to`
-  ATTEND,   // queries in buffer `from` to buffer `to`
+  ATTEND,   // queries in buffer `from` to buffer `to`; in a BLOCK a window counts back from the cells that its rows share,
+            // and AHEAD they also see those of their own behind their position
   LOGITS,   // the rows of buffer `from` that are wanted, normalised, times `weight` to the caller's logits
 };
-enum Flag { ADDED = 1, WIDE = 2, GELU = 4, FOR_ALL = 8 };  // FOR_ALL: activations that others wrote, too
+enum Flag { ADDED = 1, WIDE = 2, GELU = 4, FOR_ALL = 8, KEYS = 16, BLOCK = 32, AHEAD = 64 };
+// FOR_ALL: activations that others wrote, too
 
 typedef struct {
   int32_t op, flags, from, to, at, width, kind, layer;
@@ -701,9 +704,10 @@ static void finish_head(const Place& here, const Step* s, int64_t row, int64_t h
 static void heads(const Place& here, const Step* s, const Activations& a) {
   const Program* p = here.p;
   const int64_t n = here.pass->n, all = p->heads + 2 * p->key_heads, per_head = p->padded / 16;
+  const int64_t skipped = s->flags & KEYS ? p->heads : 0;
   int64_t first, last;
-  share(all, here.thread, here.threads, &first, &last);
-  for (int64_t head = first; head < last; head++) {
+  share(all - skipped, here.thread, here.threads, &first, &last);
+  for (int64_t head = skipped + first; head < skipped + last; head++) {
     const float* norm = s->flags & WIDE || head >= p->heads + p->key_heads ? 0 : head < p->heads ? s->norm : s->other_norm;
     for (int64_t row = 0; row < n; row += MOST_ROWS) {
       const int rows = n - row < MOST_ROWS ? n - row : MOST_ROWS;
@@ -896,8 +900,10 @@ static void attend(const Place& here, const Step* s, float** scratch, int64_t* s
         const Row& r = pass->rows[row];
         q[count].x = at_row(here, s->from, row) + head * p->padded;
         q[count].out = at_row(here, s->to, row) + head * p->padded;
-        q[count].end = r.position + 1;
-        q[count].begin = t.window && r.position + 1 > t.window ? r.position + 1 - t.window : 0;
+        const int64_t seen = s->flags & AHEAD ? r.shared + r.own_count : r.position + 1;
+        const int64_t back = s->flags & BLOCK ? r.shared : seen;
+        q[count].end = seen;
+        q[count].begin = t.window && back > t.window ? back - t.window : 0;
         q[count].shared = r.shared;
         q[count].own = pass->cells + r.own;
         longest = q[count].end > longest ? q[count].end : longest;

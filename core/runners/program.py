@@ -25,7 +25,7 @@ from core.runners.library import library
 
 FLOAT32, BFLOAT16, INT4, NF4, INT8 = range(5)
 EMBED, COPY, ENTER, NORM, PRODUCT, GATED, HEADS, TURN, ATTEND, LOGITS = range(10)
-ADDED, WIDE, GELU, FOR_ALL = 1, 2, 4, 8
+ADDED, WIDE, GELU, FOR_ALL, KEYS, BLOCK, AHEAD = 1, 2, 4, 8, 16, 32, 64
 GROUP, TILE = 32, 16
 ALONE = 4
 """Rows up to which every thread makes its activations for itself."""

@@ -70,12 +70,13 @@ class Cache:
 class Rows:
     """The n rows of one text in a pass over steps first … last of a program, and what comes of them.
 
-    `ids` [n], where tokens are fed: behind `start` cells of the `cache`, one after the other, or as a tree of
-    `parents`, or of what each row sees, `visible` [n, start + n]. `given`: row buffers to be filled before, by number.
-    Wanted are the `logits` of the last so many rows, or else what leaves the steps, `hidden`, of all; with `both`, that
-    too. Of so many columns of logits as `count` their `favourites` are told, with `shares` if asked. Where the program
-    notes hidden states, so many columns of `features`. `of`: the network whose whole pass it is, None for one of a few
-    of its layers or of a head.
+    Behind `start` cells of the `cache`, one after the other, or as a tree of `parents`, or of what each row sees,
+    `visible` [n, start + n], or as a `block` whose rows may see each other. `ids` [n], where tokens are fed. `given`:
+    row buffers to be filled before, by number. Wanted are the `logits` of the last so many rows, added to those `onto`
+    which a program adds, or else what leaves the steps, `hidden`, of all; with `both`, that too. Of so many columns of
+    logits as `count` their `favourites` are told, with `shares` if asked. Where the program notes hidden states, so
+    many columns of `features`. `of`: the network whose whole pass it is, None for one of a few of its layers or of a
+    head.
     """
 
     program: Program
@@ -88,8 +89,10 @@ class Rows:
     start: int = 0
     parents: Sequence[int] | None = None
     visible: Tensor | None = None
+    block: bool = False
     given: Sequence[tuple[int, Tensor]] = ()
     wanted: int = 0
+    onto: Tensor | None = None
     both: bool = False
     count: int = 0
     shares: bool = False
@@ -122,6 +125,10 @@ class Rows:
                 paths.append(path)
                 rows.extend((slot, start + len(path) - 1, start + i, start, len(cells), len(path)))
                 cells.extend(path)
+        elif self.block:
+            for cell in range(start, start + self.n):
+                rows.extend((slot, cell, cell, start, len(cells), self.n))
+            cells.extend(range(start, start + self.n))
         else:
             for position in range(start, start + self.n):
                 rows.extend((slot, position, position, position + 1, 0, 0))
@@ -163,10 +170,12 @@ def run_rows(group: Sequence[Rows]) -> None:
             rows.place(table, cells, slot)
         at += rows.n
     held = [rows.cache for rows in group if rows.cache is not None]
+    if ids := [rows.ids for rows in group if rows.ids is not None]:
+        ids = ids[0] if len(ids) == 1 else torch.cat(ids)
+        each.ids = ids.data_ptr()
     if held:
-        ids = group[0].ids if len(group) == 1 else torch.cat([rows.ids for rows in group if rows.ids is not None])
         caches, capacities = array("Q", [c.held.data_ptr() for c in held]), array("q", [c.capacity for c in held])
-        each.ids, each.rows = ids.data_ptr(), table.buffer_info()[0]  # type: ignore[union-attr]
+        each.rows = table.buffer_info()[0]
         each.cells = cells.buffer_info()[0] if cells else None
         each.caches, each.capacities = caches.buffer_info()[0], capacities.buffer_info()[0]
         each.turnings = ctypes.addressof(max(held, key=lambda cache: cache.capacity).turnings)
@@ -195,10 +204,12 @@ def run_rows(group: Sequence[Rows]) -> None:
     logits = torch.empty(wanted, program.outs, dtype=torch.float32)
     each.wanted, each.logits = wanted, logits.data_ptr()
     found = _to_tell(each, group[0]) if wanted <= MOST_TOLD and 0 < group[0].count <= MOST_COLUMNS else None
-    run(program, each)
     each_wanted = [rows.wanted for rows in group]
     for rows, part in zip(group, _parts(logits, each_wanted)):
         rows.logits = part
+        if rows.onto is not None:
+            part[:, : rows.onto.shape[1]] = rows.onto
+    run(program, each)
     if found:
         parts = [_parts(values, each_wanted) for values in found if values is not None]
         for rows, *told in zip(group, *parts):

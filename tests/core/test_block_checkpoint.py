@@ -11,9 +11,12 @@ from safetensors.torch import load_file, save_file
 from tiny import CONTEXT, LAYERS, PADDED, random_prompt
 
 from core import generate, load_pair
+from core.drafting.build import shares_passes
 from core.drafting.methods import BLOCK, HEAD
 from core.errors import UserError
 from core.heads.checkpoint import describe_head, is_head, load_weights, read_config, save_block, save_head
+from core.heads.parallel import NativeBlockRunner
+from core.lanes import finish_together
 from core.records import Settings
 
 FLOAT, CPU = torch.float64, torch.device("cpu")
@@ -150,3 +153,7 @@ def test_a_pair_drafts_with_a_block_drafter_by_its_name(pair_folder, tmp_path):
     assert run.settings.method == "block" and run.token_ids == plain.token_ids
     assert any(round_.drafted for round_ in run.rounds)
     assert run.environment["head"]["kind"] == BLOCK
+    with pair.head.lease() as runner:
+        assert isinstance(runner, NativeBlockRunner)
+    assert shares_passes(pair, run.settings)
+    assert [each.token_ids for each in finish_together(pair, [(prompt, asked)] * 2, 2)] == [run.token_ids] * 2

@@ -1,34 +1,40 @@
 """Block drafters: exact caches after every round, and the target's law whatever is drafted."""
 
+import copy
+
 import pytest
 import torch
-from blocks import BLOCK_VARIANTS, blocks_afresh, random_block
-from heads import random_head
+from blocks import BLOCK_CONFIG, BLOCK_VARIANTS, blocks_afresh, random_block
+from heads import random_head, true_features
 from lookup import BLOCK, LookupRunner, block_law, count_blocks, decode, p_value, table
 from lookup import VOCABULARY as WORDS
 from test_head_drafting import embed, outputs_afresh
 from test_law import DRAWS, THRESHOLD
-from tiny import VOCABULARY, random_prompt, target_of, target_runner
+from tiny import VOCABULARY, bfloat16_by_default, random_prompt, target_of, target_runner
 
 from core.decoding import take_step
 from core.drafting.block import BlockDrafter
-from core.heads.block import FusedHead
-from core.heads.parallel import BlockHead, BlockRunner, ParallelRunner
+from core.heads.block import FusedHead, fits_int4
+from core.heads.parallel import BlockHead, BlockRunner, NativeBlockRunner, ParallelRunner
 from core.heads.runner import HeadRunner
 from core.progress import never
-from core.runners import prefill
+from core.runners import prefill, together
+from core.runners.architecture import NativeNetwork
+from core.runners.products import GROUP, dequantise, quantise, quantise8
+from core.runners.together import Together
 from core.sampling import Sampling, Uniforms
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 CPU, GREEDY = torch.device("cpu"), Sampling()
-KINDS = ("llama", "gemma3_text", "gpt2", "llama fused", "qwen3 fused", "llama graph")
+KINDS = ("llama", "gemma3_text", "gpt2", "llama fused", "qwen3 fused", "llama graph", "llama native")
 PARALLEL = {"mask_id": 2, "block_size": 4, "depth": 2}
 PROMPT, NEW = 12, 40
 
 
 def block_drafter(kind, network, sampling=GREEDY):
     target = target_runner(kind)
-    runner = BlockRunner(BlockHead(network, target_of(kind.split()[0]), VOCABULARY), capacity=8)
+    kind_of_runner = NativeBlockRunner if kind.endswith("native") else BlockRunner
+    runner = kind_of_runner(BlockHead(network, target_of(kind.split()[0]), VOCABULARY), capacity=8)
     return target, BlockDrafter(runner, target.watch(network.config.aux_layers), sampling)
 
 
@@ -52,7 +58,7 @@ def rounds(target, drafter, sampling, gammas=(3, 1, 0, 0, 3, 2, 3, 3)):
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("variant", BLOCK_VARIANTS)
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "llama graph"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "llama graph", "llama native", "gemma3_text native"])
 def test_a_block_after_every_round_is_one_made_afresh(kind, variant, sampling):
     """From keys and values that came round by round, in a cache that had to grow; no row of a block is left in it."""
     network = random_block(**BLOCK_VARIANTS[variant])
@@ -82,8 +88,6 @@ def test_p_eagle_after_every_round_is_a_pass_afresh(kind):
 
 
 def network_rows(network, model, context):
-    from heads import true_features
-
     ids = torch.tensor([context])
     states = true_features(model, ids[:, :-1], network.config.aux_layers)
     return network(embed(network, model, ids[:, 1:]), network.join(states), torch.arange(len(context) - 1))
@@ -142,6 +146,125 @@ class TableBlock:
 
     def on_target(self, rows, fill):
         return torch.full((len(rows), WORDS), fill).index_copy_(1, self.target_ids, rows)
+
+
+def features_of(target, network, text):
+    return true_features(target, torch.tensor([text]), network.config.aux_layers)[0]
+
+
+def blocks_of_text(runner, text, features, cuts):
+    """Of a text read in pieces that end at `cuts`: the hidden states of the blocks there, and their logits."""
+    found, start = [], runner.length
+    for end in cuts:
+        hidden = runner.advance(torch.tensor(text[start + 1 : end + 1]), features[start:end], runner.head.drafted)
+        found.append((hidden, runner.logits(hidden)))
+        start = end
+    return [torch.cat(each) for each in zip(*found)]
+
+
+CUTS = (1, 9, 10, 30)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["its own head or none", "the target's head"])
+@pytest.mark.parametrize("variant", BLOCK_VARIANTS)
+def test_the_native_pass_of_a_block_is_the_network_s_own(variant, packed):
+    """With a cache that grows; where the target itself runs natively, logits come with the pass by its matrix."""
+    network = random_block(dtype=torch.float32, **BLOCK_VARIANTS[variant])
+    target, text = copy.deepcopy(target_of("llama")).float(), random_prompt(32)
+    features = features_of(target, network, text)
+    if packed:
+        NativeNetwork(target)
+    head = BlockHead(network, target, VOCABULARY)
+    native, eager = NativeBlockRunner(head, capacity=8), BlockRunner(head, capacity=8)
+    assert head.native.tells == (packed or network.config.own_head)
+    hidden, logits = blocks_of_text(native, text, features, CUTS)
+    with bfloat16_by_default():
+        again = blocks_of_text(NativeBlockRunner(head), text, features, CUTS)
+    assert torch.equal(hidden, again[0]) and torch.equal(logits, again[1])
+    expected, _ = blocks_of_text(eager, text, features, CUTS)
+    torch.testing.assert_close(hidden, expected, **CLOSE)
+    torch.testing.assert_close(logits, head.network_logits(expected), **CLOSE)
+    row, previous, states = slice(3, 4), torch.tensor([5]), [None, None]
+    for _ in range(2):
+        rows = []
+        for i, runner in enumerate((native, eager)):
+            found, states[i] = runner.after(logits[row], hidden[row], previous, states[i])
+            rows.append(found)
+        torch.testing.assert_close(*rows, **CLOSE)
+        if network.markov_head:
+            assert native.favourites.ids == rows[0].argmax(-1)
+    if network.config.confidence:
+        odds = network.confidence(hidden[row], previous)
+        assert native.confidence(hidden[row], previous) == pytest.approx(odds.sigmoid().item(), abs=1e-6)
+
+
+def in_eight_bits(module, args):
+    """What the native pass makes of the activations that enter a product in 4 bits."""
+    codes, scales = quantise8(args[0].flatten(0, -2))
+    return ((codes.view(*scales.shape, GROUP) * scales[..., None]).view(args[0].shape),)
+
+
+@pytest.mark.parametrize("variant", ["dflash, reduced", "dspark, gated, reduced"])
+def test_a_block_in_four_bits_is_the_network_with_rounded_weights(variant):
+    """Every matrix that a pass multiplies by; activations are rounded to 8 bits before, as the native pass does."""
+    sizes = {"intermediate_size": 64, "head_dim": 16, "markov_rank": 32 if "dspark" in variant else 0}
+    network = random_block(dtype=torch.bfloat16, **{**BLOCK_VARIANTS[variant], **sizes})
+    assert fits_int4(network.config) and not fits_int4(BLOCK_CONFIG)
+    rounded = copy.deepcopy(network).float()
+    for name, module in rounded.named_modules():
+        if isinstance(module, torch.nn.Linear) and name not in ("markov_head.gate_proj", "confidence_head.proj"):
+            module.weight.data = dequantise(*quantise(module.weight.data, GROUP))
+            module.register_forward_pre_hook(in_eight_bits)
+    target, text = target_of("llama"), random_prompt(32)
+    features = features_of(target, network, text)
+    native = NativeBlockRunner(BlockHead(network, target, VOCABULARY, int4=True), capacity=8)
+    plain = BlockHead(rounded, target, VOCABULARY)
+    hidden, logits = blocks_of_text(native, text, features, CUTS)
+    expected, _ = blocks_of_text(BlockRunner(plain, capacity=8), text, features.float(), CUTS)
+    row, previous = slice(0, 1), torch.tensor([5])
+    biased = [head.after(logits[row], hidden[row], previous, None)[0] for head in (native, plain)]
+    for ours, theirs in ((hidden, expected), (logits, plain.network_logits(hidden)), biased):
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+    assert native.head.weight_bytes() < sum(p.numel() for p in rounded.parameters())
+
+
+@pytest.mark.parametrize("variant", ["dflash, sliding", "dspark", "dspark, gated, reduced"])
+def test_a_drafted_block_does_not_depend_on_what_stands_beside_it(variant, monkeypatch):
+    """Bit for bit, and the passes of several texts are one."""
+    network = random_block(dtype=torch.float32, **BLOCK_VARIANTS[variant])
+    target = copy.deepcopy(target_of("llama")).float()
+    NativeNetwork(target)
+    head = BlockHead(network, target, VOCABULARY)
+    texts = [random_prompt(length) for length in (9, 30, 17)]
+    features = [features_of(target, network, text) for text in texts]
+
+    def drafted(text, rows):
+        runner = NativeBlockRunner(head, capacity=8)
+        hidden, logits = blocks_of_text(runner, text, rows, (1, 2, len(text) - 1))
+        row, _ = runner.after(logits[-1:], hidden[-1:], torch.tensor([5]), None)
+        return hidden, logits, row
+
+    def told(text, rows):
+        yield drafted(text, rows)
+
+    expected = [drafted(*each) for each in zip(texts, features)]
+    sizes, right = [], together.run_rows
+    monkeypatch.setattr(together, "run_rows", lambda group: (sizes.append(len(group)), right(group)))
+    found = list(Together().run(map(told, texts, features), 3))
+    assert set(sizes) == {3} and len(sizes) == 6 + (head.native.bias is not None)
+    for ours, alone in zip(found, expected):
+        assert all(torch.equal(one, other) for one, other in zip(ours, alone))
+
+
+def test_the_logits_of_p_eagle_come_with_its_pass(monkeypatch):
+    """Those of all rows that draft, with what is likeliest by them."""
+    _, drafter = parallel_drafter("llama", random_head(dtype=torch.float32, **PARALLEL))
+    runner, count, right = drafter.runner, [], together.run_rows
+    monkeypatch.setattr(together, "run_rows", lambda group: (count.append(group), right(group)))
+    hidden = runner.advance(torch.tensor([3, 4]), torch.randn(2, runner.head.config.feature_width), 3)
+    logits, told = runner.logits(hidden), runner.favourites
+    assert len(count) == 1 and torch.equal(told.ids, logits.argmax(-1))
+    assert torch.equal(logits, runner.head.logits(hidden))
 
 
 ALL = list(range(WORDS))

@@ -8,6 +8,7 @@ from here. A new setting is a field of `Settings`, a new precision an entry of i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -21,6 +22,9 @@ SMOLLM2_NAME = "smollm2"
 """The name of SmolLM2-135M-Instruct wherever its weights are found (core/loading/pair.py)."""
 LONGEST_DRAFT = 64
 """Tokens of a draft at most: more never pay."""
+
+BROKEN = re.compile("[\0\ud800-\udfff]")
+"""What no text of a person holds: NUL, and halves of characters, which could be neither sent nor stored."""
 
 PRECISIONS = {
     "auto": "auto",
@@ -103,7 +107,7 @@ class Spec:
         raise UserError(f"{self.label} must be true or false, not {_shown(value)}.")
 
     def _text(self, value: Any, most: float | None) -> str:
-        if not isinstance(value, str) or "\0" in value:
+        if not isinstance(value, str) or BROKEN.search(value):
             raise UserError(f"{self.label} must be text.")
         if most is not None and len(value) > most:
             raise UserError(f"{self.label} is longer than {most:,} characters; shorten it.")

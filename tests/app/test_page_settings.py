@@ -49,6 +49,11 @@ def test_what_only_one_method_asks_for() -> None:
         ("seed", -1),
         ("seed", 10**30),
         ("precision", "int1"),
+        *(
+            (name, f"x{half}")
+            for name in ("target", "draft", "revision", "system")
+            for half in ("\0", "\ud800", "\udfff")
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(name: str, value: object) -> None:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from core.errors import UserError, first_line
 from core.inspecting.catalogue import read_catalogue
-from core.loading import find_file, refuse_unsupported
+from core.loading import find_file, refuse_endless, refuse_unsupported
 from core.loading.conversion import converted, gguf_tokenizer, origin
 from core.loading.fastest import fastest_precision
 from core.loading.gguf import read_header as read_gguf_header
@@ -199,6 +199,7 @@ def fetch_small(name: str, revision: str | None = None) -> Path:
 
 
 def read_config(folder: Path, name: str) -> Any:
+    refuse_endless(folder, name)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (json.JSONDecodeError, OSError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from core.loading.precision import (
 from core.progress import Progress, Stop, in_bytes, never, silent
 from core.settings import POCKET_NAME, SMOLLM2_NAME, SPECS, Settings
 
+MOST_LAYERS = 1000
 MakeRoom = Callable[[int], None]
 """Asked to free so many bytes on the device, if it can."""
 
@@ -198,6 +199,7 @@ def read_source(
     label = label_of(name, role)
     folder = find_folder(name, revision, role, progress, stop)
     with _in_one_sentence(label):
+        refuse_endless(folder, label)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, label)
         bundled = name == POCKET_NAME
@@ -345,6 +347,22 @@ def resolve_device(device: str) -> torch.device:
     if device == "mps" and not torch.backends.mps.is_available():
         raise UserError("No Apple GPU is available to this PyTorch; use --device cpu or auto.")
     return torch.device(device)
+
+
+def refuse_endless(folder: Path, name: str) -> None:
+    """Raise UserError where a config names more layers than any model has, before transformers begins to make them: a
+    line of JSON would keep a processor busy for as long as there is memory."""
+    with suppress(OSError, ValueError, RecursionError):  # whoever reads the config says it
+        if any(number > MOST_LAYERS for number in _layers_in(json.loads((folder / "config.json").read_bytes()))):
+            raise UserError(f"{name} says that it has more than {MOST_LAYERS:,} layers, which no model has.")
+
+
+def _layers_in(config: Any) -> Iterator[float]:
+    """Every number of layers that a config names, those of its parts too."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if key.endswith(("layers", "layer")) and isinstance(value, int | float):
+            yield value
+        yield from _layers_in(value)
 
 
 def refuse_unsupported(config: Any, name: str) -> None:

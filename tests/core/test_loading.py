@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tiny import make_tokenizer, random_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.errors import UserError
+from core.inspecting.files import preview
 from core.loading import hub, load_model, load_pair, refuse_unsupported
 from core.records import Settings
 
@@ -237,6 +239,26 @@ def test_states_that_cannot_be_rolled_back_are_refused(model_type):
 def test_models_of_another_kind_are_refused(model_type, sentence):
     with pytest.raises(UserError, match=sentence):
         refuse_unsupported(AutoConfig.for_model(model_type), "the model")
+
+
+ENDLESS = [
+    {"num_hidden_layers": 2_000},
+    {"num_hidden_layers": 10**400},
+    {"n_layer": 1e300},
+    {"text_config": {"num_hidden_layers": 10**9}},
+]
+
+
+@pytest.mark.parametrize("entry", ENDLESS, ids=str)
+def test_a_config_of_more_layers_than_any_model_has_is_refused_before_one_is_made(entry, tmp_path):
+    """Inspected or loaded."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 16, "hidden_size": 4} | entry)
+    )
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for look in (preview, partial(load_model, device=torch.device("cpu"))):
+        with pytest.raises(UserError, match="more than 1,000 layers"):
+            look(str(tmp_path))
 
 
 @pytest.mark.parametrize("library", ["httpx", "httpx2"])

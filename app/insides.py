@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from asyncio import to_thread
 from collections.abc import Collection, Iterator
@@ -167,6 +168,8 @@ class KeptForGood:
 
 MOST_UPLOADED = 64 << 20
 """Bytes of uploads that may lie on the disk at a time."""
+PLACES = 8192
+"""Bytes that a file with nothing in it and its folder take of a disk."""
 MOST_IN_UPLOAD = 3 << 20
 """Bytes of one request with uploads: Gradio bounds each file in it, and takes a thousand."""
 MOST_IN_REQUEST = 48 << 20
@@ -235,17 +238,18 @@ class BoundedBodies:
 
 def uploaded_bytes() -> int:
     """Of everything that lies in Gradio's folder for uploads. What is left there of an upload that was cut short, of
-    which Gradio knows nothing, is deleted as old as others are."""
-    found, oldest = 0, time() - UPLOADS_STAY
-    for file in Path(get_upload_folder()).rglob("*"):
-        with suppress(OSError):  # deleted meanwhile
-            about = file.stat()
-            if not file.is_file():
-                continue
-            if about.st_mtime < oldest:
-                file.unlink()
-            else:
-                found += about.st_size
+    which Gradio knows nothing, and folders that are empty are deleted as old as uploads are."""
+    root, found, oldest = Path(get_upload_folder()), 0, time() - UPLOADS_STAY
+    for folder, _, names in os.walk(root, topdown=False):  # passes over what is deleted meanwhile
+        for each in [*(Path(folder, name) for name in names), Path(folder)]:
+            with suppress(OSError):  # deleted meanwhile, or a folder in use
+                about = each.stat()
+                if each.is_file() and about.st_mtime >= oldest:
+                    found += about.st_size + PLACES
+                elif each.is_file():
+                    each.unlink()
+                elif each != root and about.st_mtime < oldest:
+                    each.rmdir()
     return found
 
 

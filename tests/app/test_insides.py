@@ -24,6 +24,7 @@ from starlette.middleware import Middleware
 from app.api import FOR_PROGRAMS
 from app.assets import ASSETS, address, asset, modules
 from app.insides import (
+    PLACES,
     UNCHECKED,
     BoundedBodies,
     give,
@@ -270,10 +271,25 @@ def taking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_uploads_are_bounded(taking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradio's own address for them is open to anybody who reaches the page."""
-    monkeypatch.setattr("app.insides.MOST_UPLOADED", 100)
+    monkeypatch.setattr("app.insides.MOST_UPLOADED", PLACES + 100)
     files = [{"files": (f"{n}.txt", b"x" * 60)} for n in range(4)]
     assert [httpx.post(f"{taking}upload", files=each).status_code for each in files] == [200, 200, 507, 507]
-    assert uploaded_bytes() > 100
+    assert uploaded_bytes() > PLACES + 100
+
+
+def test_files_with_next_to_nothing_in_them_are_bounded_too(
+    taking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk has a block and an entry for each; and of files that are gone no folders stay."""
+    monkeypatch.setattr("app.insides.MOST_UPLOADED", 40 * PLACES)
+    asked = ([("files", (f"{n}.txt", f"{k} {n}".encode())) for n in range(30)] for k in range(3))
+    assert [httpx.post(f"{taking}upload", files=files).status_code for files in asked] == [200, 200, 507]
+    for file in tmp_path.rglob("*.txt"):
+        file.unlink()  # as Gradio does
+    for folder in tmp_path.rglob("*"):
+        os.utime(folder, (0, 0))
+    assert uploaded_bytes() == 0
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_upload_to_a_full_disk_is_answered_in_a_sentence(taking: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ def decode_together(
     """Decode prompts, `at_once` of them at a time, in rounds that share their passes: each text comes out as it does
     alone, and where one ends the next takes its place. On one thread; `stop`, and going away, end all.
 
-    Passes are shared where the native pass runs them (`Model.exact_rows`); elsewhere texts take turns, round by round.
+    Passes are shared where a forward of our own runs them (`Model.shares`); elsewhere texts take turns, round by round.
     Seconds of a round are those that went by, the others' part of them included. Drafts are as long as pays for so
     many texts, or `as_alone`, as long as pays for one.
     """

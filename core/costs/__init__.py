@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import linear_regression, median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -140,6 +140,28 @@ def time_passes(runner: Runner, context: int, repeats: int, lengths: Sequence[in
     for n in _in_turn(repeats, lengths):
         samples[n].append(_time_from(runner, n, context))
     return table_of(samples)
+
+
+R = TypeVar("R", bound=Runner)
+AT_ONCE = (1, 3, 5)
+"""Rows of each text in the passes of several that are timed."""
+
+
+def time_at_once(
+    runners: Sequence[R], pass_behind: Callable[[Sequence[R], Tensor], None], context: int, repeats: int = REPEATS
+) -> CostTable:
+    """Passes over the rows of several texts, by the rows of all; `pass_behind` runs one over ids [n] behind each."""
+    samples: dict[int, list[float]] = {n: [] for n in AT_ONCE}
+    for runner in runners:
+        _read(runner, context)
+    for n in _in_turn(repeats, AT_ONCE):
+        ids = _ids(runners[0], n)
+        synchronise(ids.device)
+        start = time.perf_counter()
+        pass_behind(runners, ids)
+        synchronise(ids.device)
+        samples[n].append(time.perf_counter() - start)
+    return table_of({len(runners) * n: found for n, found in samples.items()})
 
 
 def time_rounds(

@@ -163,7 +163,7 @@ def shares_passes(pair: Pair, settings: Settings) -> bool:
     if network == "head":
         return pair.head is not None and not isinstance(pair.head.fused, MtpHead) and bool(pair.head.fused.native)
     drafting = pair.draft if network == "draft" else pair.target
-    return drafting is not None and drafting.exact_rows
+    return drafting is not None and drafting.shares
 
 
 def round_costs(pair: Pair, settings: Settings, at_once: int = 1) -> RoundCosts:
@@ -179,7 +179,10 @@ def measured_passes(pair: Pair, settings: Settings, at_once: int = 1) -> PassCos
     """The passes that rounds of this method are made of; measured once."""
     network = METHODS[settings.method].network
     widest = way_of(settings.method).rows if METHODS[settings.method].drafts else 1
-    target, draft = pair.measure_costs(max(widest, at_once * ROWS_OF_A_TEXT if at_once > 1 else 1))
+    in_slots = at_once > 1 and pair.target.in_slots  # such a pass is not one over as many rows of a text alone
+    target, draft = pair.measure_costs(
+        widest if in_slots else max(widest, at_once * ROWS_OF_A_TEXT if at_once > 1 else 1)
+    )
     head = pair.head.measure_costs(pair.target) if pair.head and network == "head" else None
     exits = {}
     if network == "target":
@@ -187,6 +190,11 @@ def measured_passes(pair: Pair, settings: Settings, at_once: int = 1) -> PassCos
 
         layers = exit_layer(pair.target, settings.exit_layer)
         exits = {settings.exit_layer: pair.target.measure_exit(layers)}
+    if at_once > 1 and pair.target.in_slots:  # where a pass is not one over as many rows of a text alone
+        target |= pair.target.measure_at_once(at_once)
+        exits = {layers: replace(costs, target=target) for layers, costs in exits.items()}
+        if draft and pair.draft and pair.draft.in_slots:
+            draft |= pair.draft.measure_at_once(at_once)
     return PassCosts(target, target if draft else None, draft, exits, head)
 
 

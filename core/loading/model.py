@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from core.costs import (
+    AT_ONCE,
     CHAIN,
     CONTEXT,
     GROWN,
@@ -33,6 +34,7 @@ from core.costs import (
     CostTable,
     between_jumps,
     by_width,
+    time_at_once,
     time_exit,
     time_here,
     time_passes,
@@ -47,14 +49,17 @@ from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_s
 from core.runners.native import NativeRunner
 from core.runners.products import Share
 from core.runners.program import team
+from core.runners.slots import Slots, pass_behind
 from core.runners.static_layers import StaticNetwork
-from core.runners.together import apart
+from core.runners.together import apart, beside
 from core.runners.widths import USUAL, capacity_for
 
 AnyRunner = DynamicRunner | NativeRunner | GraphRunner
 
 
 EXIT_REPEATS = 2
+KEPT = 4
+"""Runners that are kept for later."""
 ALL_THREADS = torch.get_num_threads()
 """As many as PyTorch would take, before any model chose fewer."""
 
@@ -81,6 +86,8 @@ class Model:
     """Share of tokens that the measured exit layer's head and the whole model would choose alike."""
     grown: dict[int, tuple[CostTable, CostTable]] = field(default_factory=dict, repr=False)
     """A few passes behind a short text and behind a longer one, by the binary digits of its length."""
+    at_once: dict[int, CostTable] = field(default_factory=dict, repr=False)
+    """Passes over the rows of several texts, by how many these are."""
     exits: dict[int, RoundCosts] = field(default_factory=dict, repr=False)
     laid_out: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """How its weights lie, by the kind of runner, as runs tell it: finding that out walks all its modules."""
@@ -90,6 +97,7 @@ class Model:
     origin: str | None = None
     folder: Path | None = None
     _idle: list[AnyRunner] = field(default_factory=list, init=False, repr=False)
+    _slots: Slots | None = field(default=None, init=False, repr=False)
     _lock: Any = field(default_factory=Lock, init=False, repr=False)
     _fused: NativeNetwork | StaticNetwork | None = field(default=None, init=False, repr=False)
     _parameters: int = field(default=0, init=False, repr=False)
@@ -149,7 +157,12 @@ class Model:
     @contextmanager
     def lease(self, room: int = 0) -> Iterator[AnyRunner]:
         """A runner with an empty cache, from a small pool; back in the pool when the block ends, unless its cache has
-        grown beyond the usual. `room`: how many tokens it is to hold, where that is known."""
+        grown beyond the usual. `room`: how many tokens it is to hold, where that is known. Of several texts that are
+        decoded together, and whose passes are captured, each gets a slot beside the others."""
+        if (slots := self._slots_beside()) and not slots.full:
+            with slots.lease(min(room, self.context_length)) as runner:
+                yield runner
+            return
         with self._lock:
             runner = self._idle.pop() if self._idle else None
         runner = runner or self._new_runner()
@@ -160,18 +173,42 @@ class Model:
         finally:
             runner.reset()
             if isinstance(runner, GraphRunner) and runner.failure:
-                self._give_up(runner, runner.failure)
+                self._give_up(runner.fused, runner.failure)
             with self._lock:
                 usual = runner.capacity <= capacity_for(USUAL)
-                if usual and len(self._idle) < 4 and self.runner_kind.startswith(runner.kind):
+                if usual and len(self._idle) < KEPT and self.runner_kind.startswith(runner.kind):
                     self._idle.append(runner)
 
-    def _give_up(self, runner: GraphRunner, reason: str) -> None:
+    def _slots_beside(self) -> Slots | None:
+        """Those of the texts that are decoded together with the one that asks."""
+        together = beside()
+        return together.common(self, self.slots) if together and self.in_slots else None
+
+    @contextmanager
+    def slots(self, texts: int) -> Iterator[Slots]:
+        """Slots for so many texts at once, of a model with the fused forward over a static cache. Kept for later unless
+        they have grown beyond what the pool may hold."""
+        fused = self._fused
+        assert isinstance(fused, StaticNetwork)
+        with self._lock:
+            found, self._slots = self._slots, None
+        if found is None or found.count < texts or found.fused is not fused:
+            found = Slots(self.network, fused, self.vocab_size, texts, self.context_length)
+        try:
+            yield found
+        finally:
+            if reason := found.captures.failure:
+                self._give_up(fused, reason)
+            elif found.count * found.store.capacity <= KEPT * capacity_for(USUAL):
+                with self._lock:
+                    self._slots = found
+
+    def _give_up(self, fused: StaticNetwork | None, reason: str) -> None:
         """After a failed capture: transformers' own modules instead of the fused forward, and if theirs cannot be
         captured, eagerly."""
-        if not runner.fused:
+        if not fused:
             self.fall_back(reason)
-        elif self._fused is runner.fused:
+        elif self._fused is fused:
             self.runner_kind, self._fused = f"{GraphRunner.kind} (of the fused forward, {reason})", None
             self.drop_idle()
 
@@ -185,6 +222,7 @@ class Model:
         """Forget the runners kept for later, and with them the memory of their caches."""
         with self._lock:
             self._idle.clear()
+            self._slots = None
 
     def _new_runner(self) -> AnyRunner:
         if isinstance(self._fused, NativeNetwork):
@@ -245,6 +283,16 @@ class Model:
         return self._fused
 
     @property
+    def shares(self) -> bool:
+        """Whether its passes are over the rows of all texts that are decoded together."""
+        return self._fused is not None
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether these texts have slots in one static cache."""
+        return isinstance(self._fused, StaticNetwork)
+
+    @property
     def pads(self) -> bool:
         """Whether its passes are padded to few widths, as captured ones are."""
         return self.runner_kind.startswith((GraphRunner.kind, GraphRunner.fused_kind))
@@ -278,6 +326,15 @@ class Model:
                 short = self.measure_costs() if self.pads else self.time_passes(2, GROWN)
                 self.grown[about] = short, time_here(runner)
         return self.grown[about]
+
+    def measure_at_once(self, texts: int) -> CostTable:
+        """What passes over the rows of so many texts in their slots cost, by the rows of all; measured once."""
+        if texts not in self.at_once:
+            with self.slots(texts) as slots, ExitStack() as resources:
+                context = self.short_context(AT_ONCE)
+                runners = [resources.enter_context(slots.lease(context)) for _ in range(texts)]
+                self.at_once[texts] = time_at_once(runners, pass_behind, context)
+        return self.at_once[texts]
 
     def measure_exit(self, layers: int) -> RoundCosts:
         """What rounds of early exit after so many layers cost; measured once."""

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from core.costs.rounds import promise
-from core.drafting.build import available, settle_method, whole_costs
+from core.drafting.build import available, settle_method, shares_passes, whole_costs
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.explaining.traffic import batch_limit
@@ -25,6 +25,7 @@ from core.loading.pair import Pair
 from core.measuring.deciding import Step
 from core.progress import Stop, never
 from core.records import SCHEMA, Round, Spread
+from core.runners.clock import engine_time
 from core.settings import Settings
 from core.text import Prompt
 
@@ -97,16 +98,17 @@ def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, s
     """Decode TOKENS of one prompt after the other, `size` at a time, until as much is counted as all prompts, or as
     `size` of them come to; None after `stop`.
 
-    What counts are the passes by which so many texts are written: not those that read the next one's prompt.
+    What counts are the passes by which so many texts are written: not those that read the next one's prompt, nor what
+    is captured once for many runs.
     """
-    shared = pair.target.exact_rows
+    shared = pair.target.shares and size > 1
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, TOKENS))
     texts = ((prompt.text, short) for prompt in cycle(prompts))
     enough = max(size, len(prompts)) * short.max_new_tokens
     rounds: list[Round] = []
     told: list[Round] = []
     turn, whole, tokens = 0, False, 0
-    seconds, last = 0.0, time.perf_counter()
+    seconds, last = 0.0, engine_time()
     begun = last
     with closing(decode_together(pair, texts, size, stop)) as events:
         for count, (_, _, round_, common) in enumerate(events):
@@ -122,7 +124,7 @@ def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, s
                 turn, told, begun = now, [], last
             if shared or round_.index:  # who takes turns reads the prompt in its first round
                 told.append(round_)
-            last = time.perf_counter()
+            last = engine_time()
     return None
 
 
@@ -147,7 +149,8 @@ def _document(
         "settings": {name: settings.to_dict() for name, settings in asked.items()},
         "prompts": [{"name": prompt.name, "kind": prompt.kind} for prompt in prompts],
         "tokens": TOKENS,
-        "shared": pair.target.exact_rows,
+        "shared": pair.target.shares,
+        "apart": [name for name, each in asked.items() if pair.target.shares and not shares_passes(pair, each)],
         "stopped": stopped,
         "rows": rows,
         "loses_from": {
@@ -249,6 +252,8 @@ def describe(document: Mapping[str, Any], name: str) -> str:
     sentence = "; ".join(said) + "."
     if not document["shared"]:
         sentence += " Passes of this target are not shared: its texts take turns."
+    if name in document.get("apart", ()):
+        sentence += " Its drafts are made for one text after the other; only the target's passes are shared."
     return sentence
 
 

@@ -25,8 +25,8 @@ CLEARLY = 1.1
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, parts: int = 1) -> Tensor:
-    """Queries [1, heads, n, size] over keys and values [1, heads, reach, size] under an additive mask [1, 1, n, reach]
-    of their type, in so many parts of the reach: [1, heads, n, size]."""
+    """Queries [B, heads, n, size] over keys and values [B, heads, reach, size] under an additive mask [B, 1, n, reach]
+    of their type: [B, heads, n, size]; where B is 1, in so many parts of the reach."""
     if parts == 1:
         return F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale)
     n = queries.shape[2]

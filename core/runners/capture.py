@@ -43,10 +43,11 @@ Given = Tensor | int
 
 
 class Captures:
-    """Works of one owner as graphs. `failure` is the reason in words, after which all go on eagerly."""
+    """Works of one owner as graphs, that leave up to `most` rows. `failure` is the reason in words, after which all go
+    on eagerly."""
 
-    def __init__(self, device: torch.device, eager: bool = False) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, eager: bool = False, most: int = LONGEST) -> None:
+        self._device, self._most = device, most
         self._eager = eager or not can_capture(device)
         self._held: OrderedDict[Hashable, Captured] = OrderedDict()
         self._outputs: dict[Hashable, Tensor] = {}
@@ -130,7 +131,7 @@ class Captures:
         keep its rows of logits, hundreds of megabytes of all together."""
         kind, rows = (place, result.dtype, result.shape[1:]), len(result)
         if kind not in self._outputs or len(self._outputs[kind]) < rows:
-            self._outputs[kind] = result.new_empty(max(rows, LONGEST), *result.shape[1:])
+            self._outputs[kind] = result.new_empty(max(rows, self._most), *result.shape[1:])
         return self._outputs[kind][:rows]
 
 

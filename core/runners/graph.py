@@ -29,8 +29,8 @@ from core.runners.static_layers import FusedPass, StaticNetwork
 from core.runners.widths import LONGEST, ROUND, width_for
 
 Forward = Callable[[StaticStore, Inputs, int], tuple[Tensor, ...]]
-"""Feeds inputs of n rows: the last so many rows of logits [rows, padded vocab] and, of a pass that notes them, the
-features [n, …]."""
+"""Feeds inputs of n rows in all: the last so many rows of logits [rows, padded vocab] and, of a pass that notes them,
+the features [n, …]."""
 CHANGING = ("dynamic", "longrope")
 """Kinds of rotary positions that a model computes anew, on the host, where the text has grown."""
 ATTENTION = {"full_attention", "sliding_attention"}
@@ -100,14 +100,18 @@ class GraphRunner:
         fused: StaticNetwork | None = None,
     ) -> None:
         self._network = network
-        self.fused = fused
-        self.kind = self.fused_kind if fused else GraphRunner.kind
-        self.vocab_size = vocab_size
-        self._store = StaticStore(network, capacity, limit)
-        self.device = self._store.device
-        self._captures = Captures(self.device, eager)
+        store = StaticStore(network, capacity, limit)
+        self._begin(store, Captures(store.device, eager), vocab_size, fused)
         self._forwards: dict[Any, Forward] = {}
         """By what a pass runs: all layers (None), the first so many, or all with the features of some (a tuple)."""
+
+    def _begin(
+        self, store: StaticStore, captures: Captures, vocab_size: int, fused: StaticNetwork | None, slot: int = 0
+    ) -> None:
+        """As a text without a token, in a slot of a store."""
+        self._store, self._captures, self._slot = store, captures, slot
+        self.device, self.vocab_size, self.fused = store.device, vocab_size, fused
+        self.kind = self.fused_kind if fused else GraphRunner.kind
         self._length = self._fed = 0
         self._features: Features | None = None
 
@@ -151,7 +155,7 @@ class GraphRunner:
     def keep(self, path: Sequence[int]) -> None:
         base = self._length - self._fed
         if list(path) != list(range(len(path))):
-            self._store.compact(base, path)
+            self._store.compact(base, path, self._slot)
         if self._features:
             self._features.keep(path)
         self._fed = len(path)
@@ -164,7 +168,7 @@ class GraphRunner:
     def reset(self) -> None:
         self._length = self._fed = 0
         self._features = None
-        self._store.clear()
+        self._store.clear(self._slot)
 
     @torch.inference_mode()
     def run(
@@ -203,7 +207,8 @@ class GraphRunner:
     ) -> tuple[Tensor, ...]:
         if what not in self._forwards:
             self._forwards[what] = self._new_forward(what)
-        inputs = Inputs(ids, start, reach, self._store.order(len(ids)) if depth is None else depth, within)
+        depth = self._store.order(len(ids)) if depth is None else depth[None]
+        inputs = Inputs(ids[None], start[None], start[None], reach, depth, None if within is None else within[None])
         return self._forwards[what](self._store, inputs, rows or len(ids))
 
     def _new_forward(self, what: int | tuple[int, ...] | None) -> Forward:

@@ -1,6 +1,7 @@
 """Keys and values at fixed addresses: what a captured CUDA graph needs, and how passes see and roll back such a cache.
 
-All layers write at one position that is stated with each pass, so rolling back is stating a smaller one.
+All layers write at one position that is stated with each pass, so rolling back is stating a smaller one. A store has a
+slot for each of the texts whose rows are in one pass (`core.runners.slots`); one for a text alone.
 """
 
 from __future__ import annotations
@@ -21,23 +22,28 @@ from core.runners.widths import capacity_for, reach_for
 
 @dataclass
 class Inputs:
-    """What a pass of n rows reads besides the cache, on the device. ids [n]; `start` [] int64: where the first stands.
-    It reads the first `reach` positions of the cache, so that its cost follows the text and not the capacity. Of a
-    tree, `depth` [n] tells the position of each row after `start`, and `within` [n, n] bool which rows each sees."""
+    """What a pass over n rows of each of B texts reads besides the cache, on the device. ids [B, n]; `start` [B] int64:
+    the position of each text's first row, and `cells` [B] where in the store that is kept. The pass reads the first
+    `reach` positions of the B slots from `first` on, so that its cost follows the texts and not the capacity. Of trees,
+    `depth` [B, n] tells the position of each row after `start`, and `within` [B, n, n] bool which rows each sees; of
+    chains, `depth` is [n]."""
 
     ids: Tensor
     start: Tensor
+    cells: Tensor
     reach: int
     depth: Tensor
     within: Tensor | None = None
+    first: int = 0
 
 
 class StaticStore:
-    """The keys and values of one runner over all layers."""
+    """Keys and values over all layers, `capacity` rows in each of its slots."""
 
-    def __init__(self, network: nn.Module, capacity: int, limit: int | None = None) -> None:
+    def __init__(self, network: nn.Module, capacity: int, limit: int | None = None, slots: int = 1) -> None:
         self._shapes = _cached_shapes(network)
         self._limit = limit
+        self.slots = slots
         self.device: torch.device = next(network.parameters()).device
         self.dtype: torch.dtype = network.get_input_embeddings().weight.dtype  # type: ignore[operator]
         self.inputs: Inputs | None = None
@@ -47,7 +53,7 @@ class StaticStore:
         self._move(capacity)
 
     def reserve(self, length: int) -> bool:
-        """Make room for `length` rows; whether keys and values have moved (captured passes are void)."""
+        """Make room for `length` rows in each slot; whether keys and values have moved (captured passes are void)."""
         if length <= self.capacity:
             return False
         self._move(max(length, capacity_for(length, self._limit)))
@@ -62,26 +68,29 @@ class StaticStore:
         return self._columns[:n]
 
     @torch.inference_mode()
-    def compact(self, base: int, path: Sequence[int]) -> None:
-        """Move the tokens at base + path, in this order, to the positions from `base` on."""
+    def compact(self, base: int, path: Sequence[int], slot: int = 0) -> None:
+        """Move the tokens of a slot at base + path, in this order, to the positions from `base` on."""
+        base += slot * self.capacity
         index = base + ids_on(self.device, list(path))
         for block in self._blocks:
             block[:, :, base : base + len(path)] = block.index_select(2, index)
 
     @torch.inference_mode()
-    def clear(self) -> None:
+    def clear(self, slot: int = 0) -> None:
         """Masked positions weigh nothing, but nothing times not-a-number is not a number."""
         for block in self._blocks:
-            block.zero_()
+            block.unflatten(2, (self.slots, -1))[:, :, slot].zero_()
 
     @torch.inference_mode()
     def _move(self, capacity: int) -> None:
         blocks: dict[tuple[int, int], Tensor] = {}
         for heads, size in dict.fromkeys(shape for pair in self._shapes for shape in pair):
             count = sum(shape == (heads, size) for pair in self._shapes for shape in pair)
-            blocks[heads, size] = torch.zeros(count, heads, capacity, size, dtype=self.dtype, device=self.device)
+            shape = count, heads, self.slots * capacity, size
+            blocks[heads, size] = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for old, new in zip(self._blocks, blocks.values()):
-            new[:, :, : self.capacity] = old
+            held, room = (block.unflatten(2, (self.slots, -1)) for block in (old, new))
+            room[..., : self.capacity, :] = held
         self._blocks = list(blocks.values())
         self.capacity = capacity
         self._columns = torch.arange(capacity, device=self.device)
@@ -90,36 +99,36 @@ class StaticStore:
         self.cache = Cache(layers=layers)  # type: ignore[arg-type]
 
     def layered(self) -> Tensor:
-        """All keys and values [layers, 2, heads, capacity, size], where all layers have the same shapes."""
+        """All keys and values [layers, 2, heads, slots · capacity, size], where all layers have the same shapes."""
         (block,) = self._blocks
         return block.view(-1, 2, *block.shape[1:])
 
     def additive(self, inputs: Inputs) -> Callable[[int | None], Tensor]:
-        """What makes the additive mask of a pass [1, 1, n, reach] for layers of a window; None: of full attention. No
-        host value is asked for, so a captured pass computes it anew at every replay."""
-        start, reach, n = inputs.start, inputs.reach, len(inputs.ids)
-        depth, within = inputs.depth, inputs.within
-        columns = self._columns[:reach]
-        position, held = start + depth, columns
+        """What makes the additive masks of a pass [B, 1, n, reach] for layers of a window; None: of full attention. No
+        host value is asked for, so a captured pass computes them anew at every replay."""
+        (texts, n), reach, within = inputs.ids.shape, inputs.reach, inputs.within
+        start, columns = inputs.start[:, None], self._columns[:reach]
+        position, held = start + inputs.depth, columns  # [B, n], and [reach] or, of trees, [B, reach]
         if within is None:
-            visible = columns[None] <= position[:, None]
+            visible = columns <= position[..., None]
         else:
             below = columns - start  # which of the fed tokens a column holds
             node = below.clamp(0, n - 1)
             fed = (below >= 0) & (below < n)
-            visible = (below < 0) | (fed & within.index_select(1, node))
-            held = torch.where(fed, position.index_select(0, node), columns)
+            seen = within.gather(2, node[:, None].expand(-1, n, -1))
+            visible = (below < 0)[:, None] | (fed[:, None] & seen)
+            held = torch.where(fed, position.gather(1, node), columns)[:, None]
 
         def additive(window: int | None) -> Tensor:
-            hidden = ~visible if window is None else ~visible | (position[:, None] - held[None] >= window)
-            blank = torch.zeros(n, reach, dtype=self.dtype, device=self.device)
-            return blank.masked_fill_(hidden, torch.finfo(self.dtype).min)[None, None]
+            hidden = ~visible if window is None else ~visible | (position[..., None] - held >= window)
+            blank = torch.zeros(texts, n, reach, dtype=self.dtype, device=self.device)
+            return blank.masked_fill_(hidden, torch.finfo(self.dtype).min)[:, None]
 
         return additive
 
 
 class StoredLayer(StaticLayer):
-    """One layer of a StaticStore; keys and values [heads, capacity, size] are slices of its blocks."""
+    """One layer of a StaticStore of one slot; keys and values [heads, capacity, size] are slices of its blocks."""
 
     keys: Tensor
     values: Tensor
@@ -134,13 +143,13 @@ class StoredLayer(StaticLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, n, size] where the pass stands; return what it may look at."""
         inputs = self._pass()
-        slots, reach = inputs.start + self._store.order(len(inputs.ids)), inputs.reach
-        self.keys.index_copy_(2, slots, key_states)
-        self.values.index_copy_(2, slots, value_states)
+        cells, reach = inputs.start + self._store.order(inputs.ids.shape[1]), inputs.reach
+        self.keys.index_copy_(2, cells, key_states)
+        self.values.index_copy_(2, cells, value_states)
         return self.keys[:, :, :reach], self.values[:, :, :reach]
 
     def get_seq_length(self) -> Any:
-        return self._pass().start
+        return self._pass().start[0]
 
     def _pass(self) -> Inputs:
         assert self._store.inputs is not None
@@ -148,11 +157,11 @@ class StoredLayer(StaticLayer):
 
 
 def run_pass(network: Any, store: StaticStore, inputs: Inputs, rows: int) -> Tensor:
-    """Feed the inputs where they stand, through transformers' modules; logits [rows, padded vocab]."""
+    """Feed the inputs of one text where they stand, through transformers' modules; logits [rows, padded vocab]."""
     store.inputs = inputs
     return network(
-        input_ids=inputs.ids[None],
-        position_ids=(inputs.start + inputs.depth)[None],
+        input_ids=inputs.ids,
+        position_ids=inputs.start[:, None] + inputs.depth,
         attention_mask=mask_by_kind(network, store.additive(inputs)),
         past_key_values=store.cache,
         use_cache=True,

@@ -137,23 +137,27 @@ class FusedPass:
         self._noted = tuple(noted)
 
     def __call__(self, store: StaticStore, inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
-        """Feed the inputs where they stand: logits [rows, padded vocab], and the features [n, …] asked for."""
-        net, n = self._net, len(inputs.ids)
-        slots, turns = inputs.start + store.order(n), net.turns(inputs.start + inputs.depth)
+        """Feed the inputs where they stand: the last so many rows of logits [rows, padded vocab] of all B·n, text after
+        text, and the features [B·n, …] asked for."""
+        net, (texts, n) = self._net, inputs.ids.shape
+        cells = (inputs.cells[:, None] + store.order(n)).flatten()
+        turns = net.turns((inputs.start[:, None] + inputs.depth).flatten())
         additive = store.additive(inputs)
         masks = [additive(kind.window).repeat(1, 1, net.group, 1) for kind in net.kinds]
         cache = store.layered()
-        hidden = net.embed(inputs.ids)
+        slots = slice(inputs.first, inputs.first + texts)
+        seen = cache.unflatten(3, (store.slots, -1))[:, :, :, slots, : inputs.reach].transpose(2, 3)
+        hidden = net.embed(inputs.ids.flatten())
         found: dict[int, Tensor] = {}
         for i in range(self._depth):
             if i in self._noted:
                 found[i] = hidden.clone()
             layer = net.layers[i]
-            self._attend(layer, hidden, cache[i], slots, turns[layer.kind], masks[layer.kind])
+            self._attend(layer, hidden, cache[i], cells, seen[i], turns[layer.kind], masks[layer.kind])
             self._feed_forward(layer, hidden)
         if self._depth in self._noted:
             found[self._depth] = hidden.clone()
-        logits = net.head(net.norm(hidden[n - rows :]))
+        logits = net.head(net.norm(hidden[len(hidden) - rows :]))
         return (logits, torch.cat([found[i] for i in self._noted], 1)) if self._noted else (logits,)
 
     def _attend(
@@ -161,16 +165,18 @@ class FusedPass:
         layer: StaticLayer,
         hidden: Tensor,
         cache: Tensor,
-        slots: Tensor,
+        cells: Tensor,
+        seen: Tensor,
         turn: tuple[Tensor, Tensor],
         mask: Tensor,
     ) -> None:
-        """Add attention to the residual stream [n, width]; cache [2, key heads, capacity, size], mask
-        [1, 1, group·n, reach]."""
-        net, n, reach = self._net, len(hidden), mask.size(3)
+        """Add attention to the residual stream [B·n, width]; into the `cells` [B·n] of the cache [2, key heads, slots ·
+        capacity, size] go keys and values, and of these are `seen` [2, B, key heads, reach, size]; mask
+        [B, 1, group·n, reach]."""
+        net, texts, reach = self._net, len(mask), mask.size(3)
         heads, kv_heads, size = net.heads, net.kv_heads, net.head_size
         x = hidden if layer.before_attention is None else layer.before_attention(hidden)
-        rows = layer.qkv(x).view(n, heads + 2 * kv_heads, size)
+        rows = layer.qkv(x).view(-1, heads + 2 * kv_heads, size)
         queries, keys = rows[:, :heads], rows[:, heads : heads + kv_heads]
         for part, norm in ((queries, layer.query_norm), (keys, layer.key_norm)):
             if norm is not None:
@@ -180,11 +186,12 @@ class FusedPass:
         turned, (cos, sin) = rows[:, : heads + kv_heads], turn
         swapped = turned.unflatten(2, (2, -1)).flip(2).flatten(2)
         turned.mul_(cos).addcmul_(swapped, sin)
-        cache.index_copy_(2, slots, rows[:, heads:].unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3))
-        asking = queries.unflatten(1, (kv_heads, net.group)).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, size)
-        seen = cache[:, None, :, :reach]
-        y = attend(asking, seen[0], seen[1], mask, net.scale, parts_for(net.parts, reach))
-        y = y[0].unflatten(1, (net.group, n)).permute(2, 0, 1, 3).reshape(n, -1)
+        cache.index_copy_(2, cells, rows[:, heads:].unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3))
+        asking = queries.view(texts, -1, kv_heads, net.group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        # Several texts have blocks enough for the device without a split.
+        parts = parts_for(net.parts, reach) if texts == 1 else 1
+        y = attend(asking, seen[0], seen[1], mask, net.scale, parts)
+        y = y.unflatten(2, (net.group, -1)).permute(0, 3, 1, 2, 4).reshape(len(hidden), -1)
         _add(layer.out, y, layer.after_attention, hidden)
 
     def _feed_forward(self, layer: StaticLayer, hidden: Tensor) -> None:

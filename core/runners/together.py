@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import local
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -108,6 +108,9 @@ class Rows:
         """Whose rows can be in one pass: those of the same steps."""
         return id(self.program), self.first, self.last
 
+    def run(self, group: Sequence[Rows]) -> None:
+        run_rows(group)
+
     def place(self, rows: array[int], cells: array[int], slot: int) -> None:
         """Add what the pass is told of each row: its slot, position and cell, how many cells from the first on it sees,
         and from where in `cells` how many further."""
@@ -132,26 +135,6 @@ class Rows:
         else:
             for position in range(start, start + self.n):
                 rows.extend((slot, position, position, position + 1, 0, 0))
-
-
-def run_pass(rows: Rows) -> Rows:
-    """Have rows run, alone or with those of the texts beside; they come back with what was wanted of them."""
-    together: Together[Any] | None = getattr(_thread, "together", None)
-    if together is None:
-        run_rows([rows])
-    else:
-        together.wait(rows)
-    return rows
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """Passes that wait for no text beside: those that are timed."""
-    before, _thread.together = getattr(_thread, "together", None), None
-    try:
-        yield
-    finally:
-        _thread.together = before
 
 
 def run_rows(group: Sequence[Rows]) -> None:
@@ -235,8 +218,49 @@ def _parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
     return (rows,) if len(counts) == 1 else rows.split(counts)
 
 
+class Part(Protocol):
+    """What a text hands in for a pass, and then finds filled in. `of`: the network whose whole pass it is, None for a
+    part of one. Parts of the same `key` can be run as one pass."""
+
+    of: Any
+
+    @property
+    def key(self) -> Hashable: ...
+
+    def run(self, group: Sequence[Any]) -> None:
+        """One pass over the parts of several texts, this one among them."""
+        ...
+
+
 T = TypeVar("T")
+S = TypeVar("S")
+P = TypeVar("P", bound=Part)
 _thread = local()
+
+
+def beside() -> Together[Any] | None:
+    """What decodes other texts beside the one that asks, if there are any."""
+    together: Together[Any] | None = getattr(_thread, "together", None)
+    return together
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Passes that wait for no text beside: those that are timed."""
+    before, _thread.together = beside(), None
+    try:
+        yield
+    finally:
+        _thread.together = before
+
+
+def run_pass(part: P) -> P:
+    """Have a text's part of a pass run, alone or with those of the texts beside; it comes back filled in."""
+    if together := beside():
+        together.wait(part)
+    else:
+        part.run([part])
+    return part
 
 
 class Together(Generic[T]):
@@ -249,17 +273,19 @@ class Together(Generic[T]):
     def __init__(self, last: Any = None) -> None:
         self._last = last
         self._hub = getcurrent()
-        self._alone = False
+        self._most = 1
         self.turns = 0
         """How often all texts waited to be judged, and were."""
-        self._waiting: dict[greenlet, Rows] = {}
+        self._waiting: dict[greenlet, Part] = {}
+        self._common: dict[int, Any] = {}
+        self._resources = ExitStack()
 
     def run(self, texts: Iterable[Generator[T]], most: int) -> Generator[T]:
         """What the texts yield, as it comes; `most` of them at a time, and where one ends the next begins. To be asked
         on one thread alone. What one raises ends all of them, as does going away."""
         coming, ready = iter(texts), deque[greenlet]()
         going = 0
-        self._hub, self._alone = getcurrent(), most == 1
+        self._hub, self._most = getcurrent(), most
         try:
             while True:
                 if not ready:  # a place is taken again between passes, when every text has told what the last gave it
@@ -274,23 +300,31 @@ class Together(Generic[T]):
                 told = self._switch(text)
                 if text.dead:
                     going -= 1
-                elif isinstance(told, Rows):
-                    self._waiting[text] = told
-                else:
+                elif text not in self._waiting:
                     ready.append(text)
                     yield told
         finally:
             for text in (*ready, *self._waiting):
                 with suppress(Cancelled):
                     self._switch(text, Cancelled())
+            self._common.clear()
+            self._resources.close()
 
-    def wait(self, rows: Rows) -> None:
-        """Give way to the other texts until these rows have been run; at once where there never is another."""
-        if not self._alone:
-            self._hub.switch(rows)
+    def wait(self, part: Part) -> None:
+        """Give way to the other texts until this has been run; at once where there never is another."""
+        if self._most > 1:
+            self._waiting[getcurrent()] = part
+            self._hub.switch()
             return
-        run_rows([rows])
-        self.turns += rows.of is not None and rows.of is self._last
+        part.run([part])
+        self.turns += part.of is not None and part.of is self._last
+
+    def common(self, owner: Any, open_for: Callable[[int], AbstractContextManager[S]]) -> S | None:
+        """What all texts have in common of an owner, opened for as many as there may be at a time when the first asks,
+        and closed when all have ended; None where there never is another."""
+        if self._most > 1 and id(owner) not in self._common:
+            self._common[id(owner)] = self._resources.enter_context(open_for(self._most))
+        return self._common.get(id(owner))
 
     def _follow(self, text: Generator[T]) -> None:
         with closing(text), suppress(Cancelled):
@@ -298,16 +332,16 @@ class Together(Generic[T]):
                 self._hub.switch(told)
 
     def _pass(self) -> list[greenlet]:
-        """Run the rows of all texts that wait; or of those that still draft, where some do. Those texts."""
-        drafting = {text: rows for text, rows in self._waiting.items() if rows.of is None or rows.of is not self._last}
+        """Run what all texts wait for; or those that still draft, where some do. Those texts."""
+        drafting = {text: part for text, part in self._waiting.items() if part.of is None or part.of is not self._last}
         served = drafting or dict(self._waiting)
         self.turns += not drafting
-        groups: dict[Any, list[greenlet]] = {}
-        for text, rows in served.items():
-            groups.setdefault(rows.key, []).append(text)
+        groups: dict[Hashable, list[greenlet]] = {}
+        for text, part in served.items():
+            groups.setdefault(part.key, []).append(text)
         for texts in groups.values():
             try:
-                run_rows([served[text] for text in texts])
+                served[texts[0]].run([served[text] for text in texts])
             except Exception as error:  # for the first of them to say in its words
                 del self._waiting[texts[0]]
                 self._switch(texts[0], error)

@@ -1,8 +1,8 @@
 """Over how many rows passes run on a static cache, how much of it they read and how large it is: the one place that
 decides.
 
-A captured pass is good for one number of rows and one reach, so both come from small fixed sets: a pass is padded up to
-the next width, its surplus rows see what nobody reads and are seen by nobody, and are thrown away.
+A captured pass is good for one number of texts, of rows of each and one reach, so all come from small fixed sets: a
+pass is padded up to the next, its surplus rows see what nobody reads and are seen by nobody, and are thrown away.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ two tokens of text."""
 LONGEST = WIDTHS[-1]
 ROUND = 17
 """Passes up to this width are captured whatever is asked of them: rounds and what a draft model catches up on."""
+TEXTS = (1, 2, 4, 8, 16)
+"""Over how many texts passes are, where several share one: over more, a multiple of the last."""
+MOST_ROWS = TEXTS[-1] * ROUND
+"""Passes over the rows of several texts are captured up to so many."""
 SHORTEST_REACH = 256
 ROOM = 256
 """Rows of a cache past the text it was made for: the longest draft (`core.sampling.MOST_DRAFTED`), or the widest pass
-twice, so that neither makes a cache grow at the very end of a context."""
+three times, so that neither makes a cache grow at the very end of a context."""
 
 USUAL = 4096
 """Tokens that a runner kept for later may have room for; one that grew beyond gives its memory back."""
@@ -26,6 +30,11 @@ USUAL = 4096
 def width_for(rows: int) -> int:
     """The width of a pass over so many rows; their own number where there is none so wide."""
     return next((width for width in WIDTHS if width >= rows), rows)
+
+
+def texts_for(slots: int) -> int:
+    """Over how many texts a pass is that takes those of so many slots."""
+    return next((texts for texts in TEXTS if texts >= slots), -(-slots // TEXTS[-1]) * TEXTS[-1])
 
 
 def reach_for(length: int) -> int:

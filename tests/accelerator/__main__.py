@@ -1,12 +1,13 @@
 """Everything this project claims of a GPU, measured in one command of under ten minutes, in parts that each leave their
 own file and can be run alone.
 
-    python -m tests.accelerator --out FOLDER [--stages smallest,tests,precisions,large,bundled] [--small]
+    python -m tests.accelerator --out FOLDER [--stages smallest,tests,precisions,large,batches,bundled] [--small]
 
 `smallest`: the smallest things that can fail, one after the other, each naming what to look at. `tests`: the tests that
 need a GPU. `precisions`: what passes of a target of Llama 3.1 8B's shape with random weights cost in NF4, int4 and
 bf16, captured and eager, beside the bytes they read over the measured bandwidth, and what `auto` takes there. `large`:
-runs of that target in NF4 with a draft of Qwen2.5 0.5B's shape. `bundled`: `python -m core bench` on the bundled pair.
+runs of that target in NF4 with a draft of Qwen2.5 0.5B's shape. `batches`: passes of it over the rows of 1 to 16 texts
+at once, and `python -m core bench --batch` on the bundled pair. `bundled`: `python -m core bench` on the bundled pair.
 `--small` takes tiny shapes and short runs, and the CPU where there is no GPU: it tries the script, its figures mean
 nothing.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("smallest", "tests", "precisions", "large", "bundled")
+STAGES = ("smallest", "tests", "precisions", "large", "batches", "bundled")
 
 
 def run_smallest(out: Path, small: bool) -> dict[str, Any]:
@@ -72,6 +73,18 @@ def run_precisions(out: Path, small: bool) -> dict[str, Any]:
     (out / "precisions.json").write_text(json.dumps(document, indent=1) + "\n")
     nearest = {name: max(row["share"] for row in rows) for name, rows in document["bounds"].items()}
     return {"auto": document["auto"], "share_of_bound": nearest}
+
+
+def run_batches(out: Path, small: bool) -> dict[str, Any]:
+    from tests.accelerator.large import measure_batches
+
+    document = measure_batches(small, say)
+    (out / "batches.json").write_text(json.dumps(document, indent=1) + "\n")
+    command = [sys.executable, "-m", "core", "bench", "--target", "pocket", "--repeats", "1"]
+    command += ["--methods", "draft" if small else "draft,ngram", "--batch", "1,2" if small else "1,2,4,8,16"]
+    command += ["--max-new-tokens", "4"] if small else ["--draft-length", "3"]
+    done = logged([*command, "--json", str(out / "batches_bundled.json")], out / "batches_bundled.log", {})
+    return {"runners": {name: found["runner"] for name, found in document.items()}, "exit_status": done}
 
 
 def run_bundled(out: Path, small: bool) -> dict[str, Any]:
@@ -126,6 +139,7 @@ RUN = {
     "tests": run_tests,
     "precisions": run_precisions,
     "large": run_large,
+    "batches": run_batches,
     "bundled": run_bundled,
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from core.costs import CostTable, time_passes
+from core.costs import AT_ONCE, CostTable, time_passes
 from core.costs.rounds import RoundCosts, promise
 from core.decoding import speculative
 from core.drafting.length import Adaptive, Controller, Fixed
@@ -28,6 +28,7 @@ from core.runners.clock import PassTimer
 from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner
 from core.runners.static_layers import StaticNetwork
+from core.runners.widths import TEXTS
 from tests.accelerator.models import DRAFT, SMALL, TARGET, as_model, build
 from tests.accelerator.scripted import ScriptedDrafter, ScriptedTarget
 
@@ -38,6 +39,7 @@ LENGTHS = (2, 4, 6, 8)
 CONTEXT = 128
 FAR, SMALL_FAR = 4096, 200
 FAR_CURVE = (1, 5, 17)
+SMALL_TEXTS = (2, 3)
 NEAR = 0.6
 """A pass that takes no more than its bound over this is not looked at."""
 WANTED = {
@@ -153,6 +155,43 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
         del network, model
         release_memory()
     return document
+
+
+def measure_batches(small: bool, say: Say) -> dict[str, Any]:
+    """What a pass over the rows of several texts of the target takes, by texts and rows of each, beside a text alone:
+    what speculation is worth to many is how little the rows add."""
+    scale = TINY if small else FULL
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    document: dict[str, Any] = {}
+    for precision in ("nf4", "bf16"):
+        torch.manual_seed(0)
+        model = as_model("target", build(scale.target, precision, device), precision)
+        as_captured(model)
+        alone = model.time_passes(scale.timed, AT_ONCE)
+        rows = [of_texts(1, alone)]
+        for texts in SMALL_TEXTS if small else TEXTS[1:]:
+            if not model.in_slots:
+                say(f"NOT CAPTURED: {model.runner_kind}")
+                break
+            rows.append(of_texts(texts, model.measure_at_once(texts)))
+        document[precision] = {"runner": model.runner_kind, "rows": rows}
+        say("\n".join(f"{precision}, {row['sentence']}" for row in rows))
+        del model
+        release_memory()
+    return document
+
+
+def of_texts(texts: int, table: CostTable) -> dict[str, Any]:
+    """Passes of so many texts at once."""
+    seconds = {n: table(texts * n) for n in AT_ONCE}
+    told = ", ".join(f"{1000 * each:.2f} ms over {n} of each" for n, each in seconds.items())
+    plain = texts / seconds[1]
+    return {
+        "texts": texts,
+        "seconds": seconds,
+        "plain_tokens_per_second": plain,
+        "sentence": f"{texts} at once: {told}; {plain:.0f} tokens a second plainly",
+    }
 
 
 def beside_bounds(

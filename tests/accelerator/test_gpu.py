@@ -21,7 +21,9 @@ from core.runners.dynamic import DynamicRunner
 from core.runners.graph import GraphRunner, fused_for, why_not
 from core.runners.host import ids_on
 from core.runners.products import int4_obstacle
+from core.runners.slots import Slots
 from core.runners.static_layers import StaticNetwork
+from core.runners.together import Together
 from core.sampling import Sampling, Uniforms
 from core.settings import Settings
 
@@ -121,6 +123,40 @@ def test_runners_of_one_model_do_not_disturb_each_other(device):
     for i, logits in zip(range(0, 20, 2), wanted):
         torch.testing.assert_close(one.feed(prompt[i : i + 2]), logits, **CLOSE)
         other.feed(prompt.flip(0)[: i + 1])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3"])
+def test_texts_in_one_pass_are_answered_as_alone(device, architecture):
+    """Five texts, three at a time: chains of several widths, a tree, features, each pass captured and replayed."""
+    network = on(device, architecture)
+    fused = fused_on(network)
+    slots = Slots(network, fused, VOCABULARY, 3)
+
+    def answers(runner, number):
+        prompt = ids_on(device, random_prompt(60 + number))
+        features = runner.watch([1, 2])
+        yield number, runner.feed(prompt[: 5 * number + 2], rows=1)
+        for repeat in range(4):
+            for n in (1, 4, 2 + number % 3):
+                yield number, runner.feed(prompt[repeat : repeat + n])
+                runner.truncate(runner.length - 1)
+            yield number, runner.feed(prompt[: len(TREE)], TREE)
+            runner.keep([0, 2, 5][: 1 + repeat % 3])
+        yield number, features.take(runner.length)
+
+    def text(number):
+        with slots.lease() as runner:
+            yield from answers(runner, number)
+
+    found = [[] for _ in range(5)]
+    for number, answer in Together(fused).run(map(text, range(5)), 3):
+        found[number].append(answer)
+    for number, ours in enumerate(found):
+        alone = GraphRunner(network, VOCABULARY, fused=fused)
+        for (_, expected), answer in zip(answers(alone, number), ours, strict=True):
+            torch.testing.assert_close(answer, expected, **CLOSE)
+    assert slots.captures.failure is None
+    assert device.type != "cuda" or len(slots.captures)
 
 
 class Waiting(nn.Module):

@@ -21,6 +21,8 @@ def test_the_whole_command_runs_without_a_gpu(tmp_path, monkeypatch, capsys):
     assert set(rows) == {"nf4", "int4", "bf16"} and all(
         "bound" in row["sentence"] for each in rows.values() for row in each
     )
+    batches = json.loads((tmp_path / "batches.json").read_text())
+    assert [row["texts"] for row in batches["bf16"]["rows"]] == [1, 2, 3] and summary["batches"]["exit_status"] == 0
     assert summary["bundled"]["greedy"] == 0 and (tmp_path / "bundled_greedy.json").exists()
 
 

@@ -135,8 +135,9 @@ def test_a_pass_that_would_wait_is_refused_before_its_capture():
     for fused in (static_of(network), None):
         runner = GraphRunner(network, VOCABULARY, fused=fused)
         runner.feed(ids)
-        tree = tree_inputs(tuple(TREE[:5]), 5, runner.device)
-        forward, inputs = runner._forwards[None], Inputs(ids, torch.tensor(5), 20, *tree)
+        tree = [each[None] for each in tree_inputs(tuple(TREE[:5]), 5, runner.device)]
+        forward, start = runner._forwards[None], torch.tensor([5])
+        inputs = Inputs(ids[None], start, start, 20, *tree)
         with torch.inference_mode():
             (expected,) = forward(runner._store, inputs, 5)
             with WaitsRefused("cpu"):

@@ -252,6 +252,7 @@ def test_the_answer_is_a_sentence():
     rows[-1] = level(8, 0.97, 1.0, drafted=0.02)
     assert "from 8 at once on it drafts next to nothing" in describe(document, "head")
     assert "take turns" in describe(document | {"shared": False}, "head")
+    assert "for one text after the other" in describe(document | {"apart": ["head"]}, "head")
 
 
 def test_texts_of_a_target_whose_passes_are_not_shared_take_turns(pair):

@@ -269,19 +269,19 @@ class Connection:
             waited = CONNECT_SECONDS if isinstance(error, httpx.ConnectTimeout) else self._silent
             raise UserError(f"{self.address} did not answer for {waited:g} seconds.") from None
         except httpx.ConnectError as error:
-            raise UserError(f"{self.address} cannot be reached{_reason(error)}.") from None
+            raise UserError(f"{self.address} cannot be reached{self._reason(error)}.") from None
         except httpx.HTTPError as error:
             self._in_time(self._clock())  # or was it us?
-            raise UserError(f"{self.address} hung up{_reason(error)}.") from None
+            raise UserError(f"{self.address} hung up{self._reason(error)}.") from None
         except (httpx.InvalidURL, httpx.StreamError, UnicodeError, OSError) as error:
-            raise UserError(f"{self.address} cannot be asked{_reason(error)}.") from None
+            raise UserError(f"{self.address} cannot be asked{self._reason(error)}.") from None
         finally:
             timer.cancel()
 
     def _check(self, response: httpx.Response, path: str) -> None:
         status = response.status_code
         if 300 <= status < 400:
-            elsewhere = name(response.headers.get("location", "")) or "elsewhere"
+            elsewhere = self._heard(response.headers.get("location", "")) or "elsewhere"
             raise UserError(f"{self.address} sends on to {elsewhere}, which was not asked; give that address itself.")
         if response.headers.get("content-encoding", "identity") not in ("identity", ""):
             raise UserError(f"{self.address} packs its answers, although it was asked not to.")
@@ -343,6 +343,14 @@ class Connection:
         said = name(reason)
         return f": {said.rstrip('.')}" if said else ""
 
+    def _reason(self, error: Exception) -> str:
+        """What the library says, which may quote the server, as the end of a sentence."""
+        said = (self._heard(str(error)) or "").rstrip(".")
+        return f": {said}" if said else ""
+
+    def _heard(self, said: str) -> str | None:
+        return name(self._struck(said.encode(errors="replace")).decode())
+
     def _struck(self, found: bytes) -> bytes:
         """Without the key, should the server send it back."""
         key = (self._key or "").encode()
@@ -350,12 +358,6 @@ class Connection:
 
 
 NOT_THERE = (404, 405, 501)
-
-
-def _reason(error: Exception) -> str:
-    """What the library says, as the end of a sentence."""
-    said = (name(str(error)) or "").rstrip(".")
-    return f": {said}" if said else ""
 
 
 def _read_key() -> str | None:

@@ -379,6 +379,35 @@ def test_the_key_is_sent_and_never_kept(monkeypatch, capsys):
     assert "two" not in str(raised.value)
 
 
+ECHOES = {
+    "a redirect": (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/?key=%s\r\n\r\n", "sends on to"),
+    "a header that is none": (b"HTTP/1.1 200 OK\r\nyour key was %s\r\n\r\n", "hung up"),
+    "a first line that is none": (b"HTTX %s\r\n\r\n", "hung up"),
+    "a status": (b"HTTP/1.1 500 %s\r\nContent-Length: 0\r\n\r\n", "status 500"),
+}
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_a_key_that_comes_back_beside_the_answer_is_not_told(echo, monkeypatch):
+    """By a proxy, say, that puts what it was sent into where to log in."""
+    key, (reply, words) = "sk-very-secret-key", ECHOES[echo]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def once():
+            asking, _ = listening.accept()
+            with asking:
+                assert key.encode() in asking.recv(65536)
+                asking.sendall(reply % key.encode())
+
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        monkeypatch.setenv(SERVERS_VARIABLE, address)
+        threading.Thread(target=once, daemon=True).start()
+        with Connection(address) as connection, pytest.raises(UserError, match=words) as raised:
+            connection.get_json("/v1/models")
+    assert key not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "given, read",
     [

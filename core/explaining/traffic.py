@@ -16,7 +16,7 @@ from typing import Any
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts, expected_tokens
-from core.drafting.methods import METHODS
+from core.drafting.methods import BLOCK, METHODS
 from core.explaining import drafted_by_model
 from core.loading.geometry import Geometry
 from core.records import Round, Run, depths, summarise
@@ -136,9 +136,11 @@ def _drafting(run: Run, round_: Round, committed: int) -> tuple[int, int] | None
 
 
 def _head_read(run: Run, round_: Round) -> tuple[int, int] | None:
-    """The same of a trained head. Its keys and values are those of one layer, a small part of its weights: left out."""
+    """The same of a trained head, which drafts token by token or a block in one pass. Its keys and values are those of
+    few layers, a small part of its weights: left out."""
     weights = (run.environment.get("head") or {}).get("weight_bytes")
-    return (weights * sum(1 for _ in _passes(round_)), 0) if isinstance(weights, int) else None
+    passes = 1 if BLOCK in METHODS[run.settings.method].heads else sum(1 for _ in _passes(round_))
+    return (weights * passes, 0) if isinstance(weights, int) else None
 
 
 def _passes(round_: Round) -> Iterator[tuple[int, int]]:

@@ -124,7 +124,7 @@ def test_what_the_memory_delivers_tells_reading_from_overhead(most, said):
 
 def test_traffic_of_other_drafters():
     """N-grams read nothing; an early exit half of the target; a trained head itself for each of its drafts, where the
-    document tells its size; plain one pass a token."""
+    document tells its size, and a block drafter once for all; plain one pass a token."""
     outcomes = [("accepted", "rejected")]
     assert run_traffic(run_of(outcomes, "ngram")).draft_weights == 0
     assert run_traffic(run_of(outcomes, "early-exit")).draft_weights == 2 * (100 + 450)
@@ -132,6 +132,8 @@ def test_traffic_of_other_drafters():
     assert run_traffic(head) is None
     head.environment["head"] = {"weight_bytes": 30}
     assert run_traffic(head).draft_weights == 2 * 30
+    head.settings.method = "block"
+    assert run_traffic(head).draft_weights == 30
     plain = run_traffic(run_of([(), ()], "plain"))
     assert (plain.target_weights, plain.tokens) == (2000, 2)
     run = run_of(outcomes)

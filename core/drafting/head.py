@@ -120,9 +120,9 @@ class HeadReader(Generic[R]):
     def _unread(self, context: list[int], end: int) -> tuple[Tensor, Tensor]:
         """What the rows before position `end` that are not read yet are made of: ids [n] and features [n, …]."""
         start = self._features.start
-        if start != self._begins + self.runner.length:  # text was taken back further than rows can be read again
+        if not self._begins <= start <= self._begins + self.runner.length:  # further back than rows can be read again
             self._begins = start
-            self.runner.truncate(0)
+        self.runner.truncate(start - self._begins)
         return ids_on(self.runner.device, context[start + 1 : end + 1]), self._features.take(end)
 
 

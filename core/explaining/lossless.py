@@ -207,8 +207,10 @@ def continuation(
     broken: bool = False,
 ) -> Two:
     """Two tokens after `context` by the real round loop, from caches rolled back to it."""
-    target.truncate(len(context) - 1)
+    # What a head has read of its target's hidden states is gone: the last of them are made anew.
+    target.truncate(max(0, len(context) - 1 - getattr(drafter, "in_step", False)))
     drafter.truncate(len(context) - 1)
+    prefill(target, context[:-1], never)
     text = list(context)
     while len(text) < len(context) + 2:
         step = take_step(target, drafter, text, gamma, sampling, numbers)

@@ -1,6 +1,7 @@
 """Block drafters: exact caches after every round, and the target's law whatever is drafted."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny import VOCABULARY, bfloat16_by_default, random_prompt, target_of, targ
 
 from core.decoding import take_step
 from core.drafting.block import BlockDrafter
+from core.explaining.lossless import continuation
 from core.heads.block import FusedHead, fits_int4
 from core.heads.parallel import BlockHead, BlockRunner, NativeBlockRunner, ParallelRunner
 from core.heads.runner import HeadRunner
@@ -110,6 +112,23 @@ def test_text_that_is_taken_back_is_read_again():
     target.feed(torch.tensor(context[:8]))
     found = drafter._advance(context[:9], 3)
     torch.testing.assert_close(found, blocks_afresh(network, target_of("llama"), context[:9], [8])[0, 1:], **CLOSE)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_every_continuation_of_a_text_is_drafted_alike(parallel):
+    """Though the hidden states behind the text have been read, and are gone, when the next one is drawn."""
+    sampling, context = Sampling(temperature=1.0), random_prompt(30)
+    network = random_head(**PARALLEL) if parallel else random_block()
+    target, drafter = (parallel_drafter if parallel else block_drafter)("llama", network, sampling)
+    prefill(target, context[:-1], never)
+    drafter.prefill(context[:-1], never)
+    found = []
+    for _ in range(3):
+        totals = Counter()
+        two = continuation(target, drafter, context, 2, sampling, Uniforms(0, CPU), totals)
+        found.append((two, totals, drafter._stable))
+    assert found == found[:1] * 3
+    assert found[0][1]["drafted"] >= 2
 
 
 class TableBlock:

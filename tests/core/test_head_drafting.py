@@ -1,6 +1,7 @@
 """A trained head's cache and features are exact after every round, and its passes are those of its network."""
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from core.decoding import speculative, take_step
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
+from core.explaining.lossless import continuation
 from core.heads.block import FusedHead, fits_int4
 from core.heads.graph import GraphHeadRunner
 from core.heads.runner import HeadRunner, runner_of
@@ -240,6 +242,23 @@ def test_a_drafter_that_joins_in_the_middle_of_a_text():
     target.feed(torch.tensor(context[5:19]))
     assert len(drafter.propose(context[:20], 2, torch.empty(0))) == 2
     assert drafter._stable == 14
+
+
+@pytest.mark.parametrize("behind_ngrams", [False, True])
+def test_every_continuation_of_a_text_is_drafted_alike(behind_ngrams):
+    """Though the hidden states behind the text have been read, and are gone, when the next one is drawn."""
+    target, context = target_runner("llama"), random_prompt(30)
+    head = drafter_for(target, random_head(), "llama", Sampling(1.0))
+    drafter = CombinedDrafter(NgramDrafter(CPU), head, lambda: "model") if behind_ngrams else head
+    prefill(target, context[:-1], never)
+    drafter.prefill(context[:-1], never)
+    found = []
+    for _ in range(3):
+        totals = Counter()
+        two = continuation(target, drafter, context, 2, Sampling(1.0), Uniforms(0, CPU), totals)
+        found.append((two, totals, head._stable))
+    assert found == found[:1] * 3
+    assert found[0][1]["drafted"] >= 2
 
 
 @pytest.mark.parametrize("behind_ngrams", [False, True])

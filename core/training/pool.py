@@ -270,10 +270,6 @@ def side_by_side(
         yield features[b, :n], logits[:, : target.vocab_size]
 
 
-def rows_a_pass(device: torch.device) -> int:
-    return ROWS_A_PASS_ON_CUDA if device.type == "cuda" else ROWS_A_PASS
-
-
 def padded(rows: Tensor, first: int) -> np.ndarray:
     """Rows of an answer, with zeros for those of the prompt."""
     array = rows.cpu().numpy()

@@ -4,6 +4,7 @@ prompts."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -47,6 +48,7 @@ from core.settings import Settings
 from core.text import Prompt
 
 ONE_PROMPT, ALL = "this prompt", "all"
+PURPOSE = "lanes are being compared (tab Compare)"
 PUBLIC_TOTAL = 16_384
 """What a stranger's comparison may cost, all lanes and prompts together, in tokens written (app.serving.limits)."""
 PLOTS = ("speed", "positions")
@@ -161,7 +163,8 @@ class Compare:
         comparisons.append(comparison)
         yield plan_event(comparison)
         yield from fetch_all(self.engine, comparison, stop)
-        yield from with_device(self.device, stop, lambda: compare(self.device, self.engine, comparison, stop))
+        run = partial(compare, self.device, self.engine, comparison, stop)
+        yield from with_device(self.device, stop, run, PURPOSE)
 
     def _admit(self, comparison: Comparison, new_tokens: int) -> None:
         """On a public page nobody holds the device for long."""

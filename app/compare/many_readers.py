@@ -25,6 +25,7 @@ from core.text import Prompt
 READERS = (1, 2, 4, 8, 16, 32)
 STARTING_READERS = (1, 2, 4, 8)
 MOST_SERVERS = 2
+PURPOSE = "running servers are being measured (tab Compare)"
 NO_SERVER = "Choose \u201ca running server\u2026\u201d as the pair of one lane above, or of two, and give its address."
 IDLE = (
     "Every number of readers is measured in turn: so many ask at once, each again as soon as its answer is there. Of "
@@ -110,7 +111,7 @@ class ManyReaders:
             for step in load(found, prompts, servers[0].settings, readers, stop):
                 yield {"e": "step", "done": step.done, "total": step.total, "text": step.label, "load": step.load}
 
-        yield from with_device(self.device, stop, work)
+        yield from with_device(self.device, stop, work, PURPOSE)
 
 
 def _progress(event: Event) -> str:

@@ -49,6 +49,7 @@ STARTING_TEMPERATURE = 1.0
 """Of a sampling check after a greedy run."""
 LOOKS_PER_SECOND = 8.0
 LONGEST_LABEL = 44
+PURPOSE = "it is being checked that nothing is lost (tab Explain)"
 SCRIPT = "explain/explain.js"
 
 
@@ -229,6 +230,7 @@ class Explain:
                     "texts decoded both ways",
                     lambda found: greedy_html(found, prompts),
                 ),
+                PURPOSE,
             )
             return
         broken = kind == "broken"
@@ -240,7 +242,7 @@ class Explain:
             temperature = f" at temperature {sampled.temperature:g}" if settings.temperature == 0 else ""
             yield from _told(items, f"continuations sampled{temperature}", lambda found: law_html(found, texts, broken))
 
-        yield from with_pair(self.device, self.engine, sampled, stop, work)
+        yield from with_pair(self.device, self.engine, sampled, stop, work, PURPOSE)
 
     def trace(self, document: dict[str, Any], round: int = -1) -> dict[str, Any]:
         """The tensors, the logits rows and the caches of one round of a run.

@@ -45,17 +45,23 @@ class Turn:
     def __init__(self, device: Device, purpose: str | None = None, visitor: str | None = None) -> None:
         self._device = device
         self.purpose = purpose
-        """What it is for, where it may take as long as somebody likes."""
+        """What goes on in it, in words, where that takes as long as somebody likes: not like other turns."""
         self.visitor = visitor
         self.holders = 1
         """The reader of its events, and jobs that are still at work."""
         self.since: float | None = None
         """When the device became ours."""
+        self.ends: float | None = None
+        """When it is probably somebody else's, where that was told."""
+
+    def tell_left(self, seconds: float) -> None:
+        """How long this turn will still take."""
+        self.ends = self._device.now() + seconds
 
     @property
-    def held_for(self) -> str | None:
-        """What the device is in use for, where that may take as long as somebody likes."""
-        return self._device.held_for()
+    def at_work(self) -> tuple[str | None, float]:
+        """The `purpose` of the turn that has the device, and for how many seconds it has had it."""
+        return self._device.at_work()
 
     @property
     def ahead(self) -> int:
@@ -64,7 +70,8 @@ class Turn:
 
     @property
     def expected_wait(self) -> float | None:
-        """Seconds until the device is probably yours, by how long the last turns took; None while nobody knows."""
+        """Seconds until the device is probably yours: by what those ahead told, or how long the last turns took that
+        had no purpose of their own. None while nobody knows."""
         return self._device.expected_wait(self)
 
     def wait(self, seconds: float) -> bool:
@@ -156,25 +163,35 @@ class Device:
                 turn.since = self._clock()
             return mine
 
-    def held_for(self) -> str | None:
+    def now(self) -> float:
+        return self._clock()
+
+    def at_work(self) -> tuple[str | None, float]:
         with self._changed:
-            return self._turns[0].purpose if self._turns else None
+            first = self._turns[0]
+            return first.purpose, self.now() - (self.now() if first.since is None else first.since)
 
     def expected_wait(self, turn: Turn) -> float | None:
         with self._changed:
-            ahead = self._turns.index(turn)
-            if any(each.purpose for each in self._turns[:ahead]):
-                return None
-            if not ahead or not self._lasted:
-                return 0.0 if not ahead else None
-            usual, running = median(self._lasted), self._turns[0].since
-            left = max(0.0, usual - (self._clock() - running)) if running is not None else usual
-            return left + (ahead - 1) * usual
+            waits = [self._left(each) for each in self._turns[: self._turns.index(turn)]]
+        return None if None in waits else sum(each for each in waits if each is not None)
+
+    def _left(self, turn: Turn) -> float | None:
+        """Seconds that a turn will probably still take."""
+        if turn.ends is not None:
+            return max(0.0, turn.ends - self.now())
+        if turn.purpose or not self._lasted:
+            return None
+        gone = 0.0 if turn.since is None else self.now() - turn.since
+        return max(0.0, median(self._lasted) - gone)
+
+
+ONCE = "what a start leaves for later is measured, once"
 
 
 def when_free(device: Device, *jobs: Callable[[], object]) -> None:
     """Do some jobs in a turn of their own as soon as the device is free: while the first visitors are still reading."""
-    with suppress(UserError), device.turn() as turn:
+    with suppress(UserError), device.turn(ONCE) as turn:
         while not turn.wait(0.5):
             if device.closing:
                 return

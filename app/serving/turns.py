@@ -70,6 +70,8 @@ def with_device(
             if device.closing:
                 raise UserError(CLOSING)
         for event in work():
+            if (left := event.get("left")) is not None:
+                turn.tell_left(left)
             yield event
             if device.closing:
                 raise UserError(CLOSING)
@@ -100,13 +102,16 @@ def loading(device: Device, engine: Engine, settings: Settings, stop: Stop = nev
 
 
 def _queued(turn: Turn) -> str:
-    if purpose := turn.held_for:
-        return f"Queued: {purpose}. Yours starts by itself when that has ended."
+    """The place in line, what goes on now, and how long that will probably be."""
     ahead = max(1, turn.ahead)  # it may have become ours this very moment
     runs = "one run is" if ahead == 1 else f"{ahead} runs are"
+    purpose, lasted = turn.at_work
+    place = f"Queued: {runs} ahead of yours on this device"
     wait = turn.expected_wait
-    when = "" if wait is None else f" in about {max(1, round(wait))} s"
-    return f"Queued: {runs} ahead of yours on this device. Yours starts by itself{when}."
+    if wait is None:
+        return f"{place}; now {purpose or 'a run goes on'}, for {duration(lasted)} so far. Yours starts by itself."
+    going = f"; now {purpose}" if purpose else ""
+    return f"{place}{going}. Yours starts by itself in about {duration(wait)}."
 
 
 def as_events(steps: Generator[Any, None, dict[str, Any]]) -> Iterator[Event]:
@@ -117,4 +122,4 @@ def as_events(steps: Generator[Any, None, dict[str, Any]]) -> Iterator[Event]:
         except StopIteration as end:
             yield {"e": "document", "document": end.value}
             return
-        yield {"e": "progress", "done": step.done, "total": step.total, "text": str(step)}
+        yield {"e": "progress", "done": step.done, "total": step.total, "left": step.left, "text": str(step)}

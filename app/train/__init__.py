@@ -53,7 +53,7 @@ MOST_PROMPTS = 1_000_000
 """Characters of prompts that the box takes."""
 BREAK = "⏎"
 """A line break within a prompt, where every line is one."""
-PURPOSE = "a draft head is being trained on this device (tab Train)"
+PURPOSE = "a draft head is being trained (tab Train)"
 SPECULATIVE_TOKENS = 3
 """What the commands for other engines draft at a time with a head that drafts one by one."""
 

@@ -39,6 +39,7 @@ STARTING_TOKENS, STARTING_REPEATS = 48, 3
 SEPARATOR = "\n---\n"
 """Between prompts of one's own."""
 MOST_OWN = 50
+PURPOSE = "draft lengths are being measured (tab Tune)"
 SWEPT = ("draft_length", "temperature", "tree", "max_new_tokens")
 """Settings that a sweep tries values of, or has no use for, or a number of its own."""
 MOST_REPEATS = 10
@@ -166,7 +167,7 @@ class Tune:
         def work(pair: Any) -> Iterator[Event]:
             return as_events(self.engine.sweep(pair, prompts, settings, lengths, temperatures, int(repeats), stop))
 
-        yield from with_pair(self.device, self.engine, settings, stop, work)
+        yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 
     def _planned(self, kinds: Any, tokens: Any, own: Any, controls: dict[str, Any]) -> tuple[Settings, list[Prompt]]:
         """What is measured, and on which prompts."""

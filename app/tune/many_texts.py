@@ -25,6 +25,7 @@ from core.text import Prompt
 
 OFFERED = (1, 2, 4, 8, 16, 32)
 REPEATS = 2
+PURPOSE = "many texts at once are being measured (tab Tune)"
 FIXED = 3
 """The draft length that is held fixed beside `auto`, where the sidebar says none."""
 IDLE = (
@@ -104,7 +105,7 @@ class ManyTexts:
         def work(pair: Any) -> Iterator[Event]:
             return as_events(self.engine.batches(pair, prompts, variants, sizes, REPEATS, stop))
 
-        yield from with_pair(self.device, self.engine, settings, stop, work)
+        yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 
 
 def variants_of(settings: Settings) -> dict[str, Settings]:

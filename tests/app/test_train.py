@@ -98,15 +98,37 @@ def test_what_goes_wrong_at_its_end_ends_it_too(session: FakeSession) -> None:
     assert {"e": "error", "text": OUR_FAULT} in itertools.islice(events, 4 * len(session.looks))
 
 
-def test_others_are_told_what_they_wait_for() -> None:
-    device = Device()
-    ours = with_device(device, never, lambda: iter([{"e": "x"}, {"e": "x"}]), "a head is being trained")
-    assert next(ours) == {"e": "x"}
-    theirs = with_device(device, never, lambda: iter([{"e": "y"}]))
+def test_others_are_told_what_they_wait_for_and_how_long() -> None:
+    """The place in line, what goes on, and for how long: as long as it tells itself, then as runs before took."""
+    now = [0.0]
+    device = Device(clock=lambda: now[0])
+    ours = with_device(device, never, lambda: iter([{"e": "x"}, {"e": "x", "left": 100.0}]), "a head is being trained")
+    next(ours)
+    theirs, last = (with_device(device, never, lambda: iter([{"e": "y"}])) for _ in range(2))
+    now[0] = 30.0
     waiting = next(theirs)
-    assert waiting["kind"] == "queued" and "a head is being trained" in waiting["text"]
+    assert waiting["kind"] == "queued" and waiting["text"] == (
+        "Queued: one run is ahead of yours on this device; now a head is being trained, for 30 seconds so far. "
+        "Yours starts by itself."
+    )
+    next(ours)
+    now[0] = 70.0
+    assert next(theirs)["text"] == (
+        "Queued: one run is ahead of yours on this device; now a head is being trained. Yours starts by itself in "
+        "about 60 seconds."
+    )
+    assert "2 runs are ahead" in (unknown := next(last)["text"]) and unknown.endswith("Yours starts by itself.")
     list(ours)
-    assert {event["e"] for event in theirs} >= {"y"}
+    assert next(theirs) == {"e": "y"}
+    now[0] += 4.0
+    list(theirs)
+    assert next(last) == {"e": "y"}
+    after = with_device(device, never, lambda: iter([]))
+    now[0] += 1.0
+    told = next(after)["text"]
+    assert told == "Queued: one run is ahead of yours on this device. Yours starts by itself in about 3 seconds."
+    last.close()
+    assert list(after) == []
 
 
 @pytest.fixture

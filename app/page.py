@@ -125,7 +125,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             with gr.Tab("Tune", id="tune"):
                 tune.build(controls, tabs, visit)
             with gr.Tab("Train", id="train") as tab:
-                Train(engine, device, public).build(controls, tabs, tab, page)
+                Train(engine, device, public).build(controls, tabs, tab, page, playground.lent)
             with gr.Tab("Explain", id="explain") as tab:
                 Explain(engine, device, public).build(visit, tab)
             with gr.Tab("History", id="history") as tab:

@@ -68,6 +68,8 @@ class Playground:
         self.device = device
         self.stops = Stops()
         self.most_new_tokens = most_new_tokens
+        self.lent: tuple[gr.Row, gr.HTML, gr.Button]
+        """Where another tab says what it chose in the sidebar for a race, and the way back."""
 
     def run(self, prompt: str, visit: Visit, request: gr.Request, *values: Any) -> Iterator[str]:
         """The page's own way: `values` are those of the sidebar's controls."""
@@ -129,6 +131,8 @@ class Playground:
                 for chat in (self.engine.chat, not self.engine.chat)
             }
             html_block(note_html(), elem_id="prompt-note")
+        with gr.Row(visible=False, elem_id="lent") as row:
+            self.lent = row, html_block(), gr.Button("Back to my settings", size="sm", scale=0, min_width=160)
         drafters = {name: {"guesser": each.guesser, "tree": each.tree} for name, each in METHODS.items() if each.drafts}
         method = self.engine.settings.method
         race = token_stream(elem_id="race", label="Events", method=method, drafters=drafters, **self._example())

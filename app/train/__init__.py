@@ -18,7 +18,7 @@ from app.serving import Engine
 from app.serving.device import Device, in_background
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
-from app.settings import CONTROLS, NAMED, settings_from
+from app.settings import CONTROLS, NAMED, pair_from, settings_from
 from app.sidebar import follow_pair
 from app.sidebar.picker import OTHER, reasons_of
 from app.tokens import stream
@@ -51,6 +51,8 @@ STARTING_AMOUNT = 3
 MOST_AMOUNT = 1_000_000
 MOST_PROMPTS = 1_000_000
 """Characters of prompts that the box takes."""
+LENT = ("pair", *NAMED, "method", "draft_length")
+"""Controls that a race of the head takes, in the order in which they are given back."""
 BREAK = "⏎"
 """A line break within a prompt, where every line is one."""
 PURPOSE = "a draft head is being trained (tab Train)"
@@ -153,25 +155,41 @@ class Train:
         head = Settings(target=settings.target, draft=folder, method=method_of(kind_of(kept)).name)
         return Deployment(head, length, precision, head_folder=folder, algorithm=algorithm)
 
-    def race_method(self, *values: Any) -> dict[str, Any]:
+    def race_method(self, own: list[Any] | None, pair: str, *values: Any) -> list[Any]:
         """The method of a trained head, in the sidebar. It comes before the head itself: what follows the pair is sent
-        with the method that is chosen, which must be one of those the new pair has."""
+        with the method that is chosen, which must be one of those the new pair has. And what stood there, by LENT,
+        unless that is a head of here already."""
         _, kept = self._newest(values)
+        now = {"pair": pair, **dict(zip(CONTROLS, values))}
+        if own is None or now.get("draft") != str(kept.folder):
+            own = [now.get(name) for name in LENT]
         kind = kind_of(kept)
         method = method_of(kind).name
         reasons = reasons_of({"draft": {"model_type": kind}, "likeness": None, "target": {"layers": 2}})
-        return {**follow_pair(reasons, method, 2, False)["method"], "value": method}
+        return [{**follow_pair(reasons, method, 2, False)["method"], "value": method}, own]
 
     def race(self, *values: Any) -> list[Any]:
-        """The newest head as the pair's draft, with as many tokens at a time as the promise is for, in the sidebar; and
-        the Playground, which is to run once the sidebar holds it."""
+        """The newest head as the pair's draft, with as many tokens at a time as the promise is for, in the sidebar; the
+        Playground, which is to run once the sidebar holds it; and there what was chosen."""
         settings, kept = self._newest(values)
         length = self._lengths.get(kept.folder, settings.draft_length)
         named = (settings.target or POCKET_NAME, str(kept.folder), settings.revision or "")
         fields = [gr.update(value=text, visible=True) for text in named]
-        wanted = {"method": method_of(kind_of(kept)).name, "draft_length": length, **dict(zip(NAMED, named))}
+        method = method_of(kind_of(kept))
+        wanted = {"method": method.name, "draft_length": length, **dict(zip(NAMED, named))}
+        said = f"Race it chose in the side panel: the new head as draft, method {method.label}, draft length {length}."
         run = json_text({"id": uuid4().hex, "controls": wanted})
-        return [run, OTHER, *fields, length, gr.Tabs(selected="playground")]
+        shown = gr.update(visible=True), f'<p role="status">{escape(said)}</p>'
+        return [run, OTHER, *fields, length, gr.Tabs(selected="playground"), *shown]
+
+    def give_back(self, own: list[Any]) -> list[Any]:
+        """What stood in the sidebar before the race, by LENT; its method among those that its pair can use."""
+        now = dict(zip(LENT, own))
+        pair = self.engine.loaded(pair_from(self.engine.settings, **{name: now[name] for name in NAMED}))
+        if pair is not None:
+            following = follow_pair(self.engine.methods(pair), now["method"], 2, False)["method"]
+            now["method"] = {**following, "value": now["method"]}
+        return [*now.values(), None, gr.update(visible=False)]
 
     def _newest(self, values: tuple[Any, ...]) -> tuple[Settings, Kept]:
         settings = self._settings(values)
@@ -180,8 +198,10 @@ class Train:
             raise gr.Error("There is no trained head of this target yet.", print_exception=False)
         return settings, kept
 
-    def build(self, controls: dict[str, Any], tabs: gr.Tabs, tab: gr.Tab, page: gr.Blocks) -> None:
-        """Lay out the tab and wire its buttons; `tabs` lead to the Playground, `tab` is this one."""
+    def build(
+        self, controls: dict[str, Any], tabs: gr.Tabs, tab: gr.Tab, page: gr.Blocks, lent: tuple[Any, ...]
+    ) -> None:
+        """Lay out the tab and wire its buttons; `tabs` lead to the Playground, `tab` is this one, `lent` see there."""
         if self.public:
             html_block(status_line("idle", OFF), elem_id="train-words")
             return
@@ -214,9 +234,16 @@ class Train:
         gr.on(triggers, self.glance, [*plan, *sidebar], known, **NEWEST, **UNCHECKED)
         fields = [controls[name] for name in NAMED]
         wanted = scripted("<span hidden></span>", "train/race_it.js")
-        race.click(self.race_method, sidebar, controls["method"], **QUIET).success(
-            self.race, sidebar, [wanted, controls["pair"], *fields, controls["draft_length"], tabs], **QUIET
+        own, (place, said, back) = gr.State(), lent
+        race.click(self.race_method, [own, controls["pair"], *sidebar], [controls["method"], own], **QUIET).success(
+            self.race,
+            sidebar,
+            [wanted, controls["pair"], *fields, controls["draft_length"], tabs, place, said],
+            **QUIET,
         )
+        back.click(self.give_back, own, [*(controls[name] for name in LENT), own, place], **QUIET)
+        chosen = [controls["pair"].input, *(field.input for field in fields)]
+        gr.on(chosen, lambda: [None, gr.update(visible=False)], None, [own, place], **QUIET)
 
     def _choices(self) -> tuple[list[Any], gr.UploadButton, gr.Button, gr.Button, gr.Button]:
         with gr.Row(elem_id="train-row"):

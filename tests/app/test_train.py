@@ -18,6 +18,7 @@ from fakes import FakeEngine, FakeSession
 
 from app.serving.device import Device
 from app.serving.turns import OUR_FAULT, guarded, with_device
+from app.settings import CONTROLS, start_of
 from app.train import BUNDLED, KINDS, NEW, TOKENS, Train, plan_from, prompts_of_file
 from app.train.events import training_events
 from app.train.example import LOOKS, example_html
@@ -155,16 +156,32 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     folder = str(engine.heads / "pocket")
     assert "Resume: goes on" in words and resume["interactive"] and below["visible"] and not kinds["visible"]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
-    run, _, target, draft, _, length, _ = train.race()
+    run, _, target, draft, _, length, _, place, said = train.race()
     wanted = {"method": "head", "draft_length": 2, "target": "pocket", "draft": folder, "revision": ""}
     assert json.loads(run)["controls"] == wanted
     assert length == 2  # what the last look found best
-    method = train.race_method()
+    assert place["visible"] and "the new head as draft, method Trained head, draft length 2" in said
+    method, _ = train.race_method(None, "default")
     assert (target["value"], draft["value"], method["value"]) == ("pocket", folder, "head")
     assert "head" in [value for _, value in method["choices"]]
     list(train.resume(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
     assert engine.trained == [(engine.heads / "pocket", False), (engine.heads / "pocket", True)]
     assert engine.forgotten == [engine.heads / "pocket"] * 2
+
+
+def test_a_race_of_the_head_gives_back_what_stood_there(engine: FakeEngine) -> None:
+    """The way back leads past a second race to the visitor's own settings, but not past what they chose since."""
+    train = Train(engine, Device())
+    list(train.start(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
+    stood = {**{name: start_of(name) for name in CONTROLS}, "method": "ngram", "draft_length": 7}
+    _, own = train.race_method(None, "small-pair", *stood.values())
+    raced = {**stood, "method": "head", "draft_length": 2, "target": "pocket", "draft": str(engine.heads / "pocket")}
+    _, own = train.race_method(own, "other…", *raced.values())
+    *back, kept, place = train.give_back(own)
+    assert back[:4] == ["small-pair", "", "", ""] and (back[4]["value"], back[5]) == ("ngram", 7)
+    assert kept is None and not place["visible"]
+    _, own = train.race_method(own, "other…", *{**raced, "draft": "owner/tiny"}.values())
+    assert own[:3] == ["other…", "pocket", "owner/tiny"]
 
 
 def test_the_bundled_head_is_gone_on_from_where_there_is_one(engine: FakeEngine, tmp_path: Path) -> None:
@@ -189,7 +206,7 @@ def test_a_block_drafter_is_raced_and_served_as_one(engine: FakeEngine, kind: st
     words, begin, *_ = train.glance(3, "minutes", "", kind, BUNDLED)
     assert f"a {KINDS[kind]} head of one layer learns" in words and not begin["visible"]
     list(train.start(0.01, "minutes", "", kind, NEW, gr.Request()))
-    method = train.race_method()
+    method, _ = train.race_method(None, "default")
     assert method["value"] == "block" and "block" in [value for _, value in method["choices"]]
     run, *_ = train.race()
     assert json.loads(run)["controls"]["method"] == "block"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driving import open_tab, set_number, status, wait_idle
+from driving import expect, open_tab, run_to_end, says, set_number, status, wait_idle
 
 SHOWN = "document.querySelector('.training').dataset.state === 'idle'"
 
@@ -26,6 +26,11 @@ def lines(page: Any, chart: str) -> dict[str, int]:
             line => [line.dataset.lane, line.getAttribute("d").split(/[ML]/).length - 1]))""",
         chart,
     )
+
+
+def choose_length(page: Any, length: str) -> None:
+    page.get_by_label("Draft length", exact=True).click()
+    page.locator("li").and_(page.get_by_role("option", name=length, exact=True)).click()
 
 
 def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> None:
@@ -57,12 +62,25 @@ def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> No
     page.wait_for_selector(".training .status[data-kind='finished']")
     assert min(lines(page, "acceptance").values()) > min(drawn.values())
 
+    page.select_option("[data-method]", "ngram")
+    choose_length(page, "7")
     page.click("#train-race")
     page.wait_for_selector("#run", state="visible")
     page.wait_for_selector("#speculative-stream .t[data-q]", state="attached")  # a rejected guess is folded away
     wait_idle(page)
     assert page.is_checked('#method input[value="head"]')
     assert "Identical" in status(page)
+    assert "Race it chose in the side panel: the new head as draft, method Trained head" in page.inner_text("#lent")
+    page.click("#lent button")
+    page.wait_for_selector("#lent", state="hidden")
+    expect(page.locator('#method input[value="ngram"]')).to_be_checked()
+    expect(page.get_by_label("Draft length", exact=True)).to_have_value("7")
+    says(page, ".race .past", "what is chosen now has not run yet")
+    page.wait_for_function("!document.querySelector('#pair input').value.startsWith('other')")
+    page.wait_for_selector('#method input[value="draft"]')
+    run_to_end(page)
+    run = page.evaluate("document.querySelector('.race').race.documents.speculative.settings")
+    assert (run["method"], run["draft_length"]) == ("ngram", 7)
 
 
 def test_a_block_drafter_is_trained_and_raced(app: str, visit: Any) -> None:

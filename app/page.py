@@ -19,7 +19,7 @@ from app.history import History
 from app.insides import QUIET, UNCHECKED, UPLOADS_STAY, BoundedBodies, KeptForGood, calling, html_block, keep_no_copies
 from app.playground import Playground
 from app.playground.race import queued_race
-from app.playground.take_away import Check, TakeAway
+from app.playground.take_away import ADDRESS_READ, Check, TakeAway
 from app.serving import Engine
 from app.serving.device import Device
 from app.serving.limits import PUBLIC_OF_ONE, PUBLIC_QUEUE, PUBLIC_SECONDS, PUBLIC_TOKENS
@@ -93,7 +93,8 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     engine.public = public
     engine.chat = bool(environment["target"].get("chat"))
     picker = Picker(engine, device, public)
-    playground = Playground(engine, device, **({"most_new_tokens": PUBLIC_TOKENS} if public else {}))
+    most = {"most_new_tokens": PUBLIC_TOKENS} if public else {}
+    playground = Playground(engine, device, choices=picker.choices, **most)
     comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
     tune = Tune(engine, device, playground.most_new_tokens, public)
     with gr.Blocks(
@@ -134,8 +135,9 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
         page.load(lambda visit: visit, visit, visit, **QUIET)
         opened = take_away.connect(page, prompt, controls, visit)
         offer_generate(partial(_race, engine, device, admitted), controls)
-        picker.connect(page, controls, visit, opened, take_away.linked, playground.finished)
-        playground.follow(controls, picker.choices)
+        recognised = picker.connect(page, controls, visit, opened, take_away.linked, playground.finished)
+        recognised.then(None, js=ADDRESS_READ)
+        playground.follow(controls)
         _keep_header_true(engine, environment, header, controls, playground)
     return page.queue(max_size=MOST_WAITING)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -20,14 +21,15 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, guarded
 from app.serving.visit import Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, pair_from, prompt_text, settings_from
-from app.sidebar.picker import Choice
+from app.sidebar import usable
+from app.sidebar.picker import Choice, as_chosen
 from app.tokens import stream, token_stream
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.records import SCHEMA, Run
-from core.settings import POCKET_NAME
+from core.settings import POCKET_NAME, Settings
 from core.text import Prompt, read_prompts
 
 FALLBACK = Prompt("merge sort", 'def merge_sort(items):\n    """Return the items in ascending order."""\n')
@@ -63,19 +65,28 @@ def note_html() -> str:
 class Playground:
     """The tab and the two functions behind its buttons."""
 
-    def __init__(self, engine: Engine, device: Device, most_new_tokens: int = MOST_NEW_TOKENS) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        device: Device,
+        most_new_tokens: int = MOST_NEW_TOKENS,
+        choices: Mapping[str, Choice] | None = None,
+    ) -> None:
         self.engine = engine
         self.device = device
         self.stops = Stops()
         self.most_new_tokens = most_new_tokens
+        self.choices = choices or {}
         self.lent: tuple[gr.Row, gr.HTML, gr.Button]
         """Where another tab says what it chose in the sidebar for a race, and the way back."""
 
-    def run(self, prompt: str, visit: Visit, request: gr.Request, *values: Any) -> Iterator[str]:
-        """The page's own way: `values` are those of the sidebar's controls."""
+    def run(self, prompt: str, visit: Visit, pair: str, request: gr.Request, *values: Any) -> Iterator[str]:
+        """The page's own way: `values` are those of the sidebar's controls. What follows a choice of the `pair` may be
+        on its way to them still: its models, and a method that it can use."""
         runs: list[Run] = []
+        controls = as_chosen(self.choices, pair, dict(zip(CONTROLS, values)))
         with self.stops.watch(request) as stop:
-            yield from stream(guarded(self._events(prompt, dict(zip(CONTROLS, values)), stop, runs)))
+            yield from stream(guarded(self._events(prompt, controls, stop, runs, fitting=True)))
             if any(run.rounds for run in runs):
                 visit.shown = visit.add("race", runs).number
 
@@ -99,10 +110,31 @@ class Playground:
             if runs:
                 yield value, {"schema": SCHEMA, "runs": [run.to_dict() for run in runs]}
 
-    def _events(self, prompt: str, controls: dict[str, Any], stop: Any, runs: list[Run]) -> Iterator[Event]:
-        yield {"e": "asked", "controls": {name: controls.get(name) for name in ("method", *PAIR_CONTROLS)}}
+    def _events(
+        self,
+        prompt: str,
+        controls: dict[str, Any],
+        stop: Any,
+        runs: list[Run],
+        fitting: bool = False,
+    ) -> Iterator[Event]:
+        """Of a race; `fitting`: by another method where the pair, once it is loaded, cannot use the one chosen."""
+        asked = {name: controls.get(name) for name in ("method", *PAIR_CONTROLS)}
         settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
-        yield from queued_race(self.device, self.engine, prompt_text(prompt), settings, stop, runs)
+
+        def settle(pair: Any, settings: Settings) -> Settings:
+            reasons = self.engine.methods(pair) if fitting else {}
+            if reasons.get(settings.method):
+                asked["method"] = usable(reasons)[0]
+                return replace(settings, method=asked["method"])
+            return settings
+
+        told = False
+        for event in queued_race(self.device, self.engine, prompt_text(prompt), settings, stop, runs, settle):
+            if event["e"] == "open" and not told:
+                told = True
+                yield {"e": "asked", "controls": asked}
+            yield event
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's runs; what was written so far is kept."""
@@ -140,7 +172,7 @@ class Playground:
         api(takes_settings(CONTROLS, start)(self.race), api_name="run", concurrency_limit=None)
         self.finished = run.click(
             self.run,
-            [prompt, visit, *(controls[name] for name in CONTROLS)],
+            [prompt, visit, controls["pair"], *(controls[name] for name in CONTROLS)],
             race,
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",  # "once" would swallow a press that comes while the last value is on its way
@@ -151,23 +183,23 @@ class Playground:
         stop.click(self.stop, None, None, api_name="stop", queue=False, show_progress="hidden")
         return prompt, race
 
-    def follow(self, controls: dict[str, Any], choices: dict[str, Choice]) -> None:
+    def follow(self, controls: dict[str, Any]) -> None:
         """Show the chips that suit the pair: messages for a chat model, code to go on with for others."""
         named = [controls[name] for name in ("pair", *PAIR_CONTROLS)]
 
         def show(chosen: str, *values: Any) -> list[Any]:
-            chat = self.answers(choices.get(chosen), dict(zip(PAIR_CONTROLS, values)))
+            chat = self.answers(chosen, dict(zip(PAIR_CONTROLS, values)))
             return [gr.skip() if chat is None else gr.update(visible=chat == each) for each in self._rows]
 
         options: dict[str, Any] = {"fn": show, "inputs": named, "outputs": list(self._rows.values()), **QUIET}
         gr.on([controls["pair"].change, controls["target"].change], **options)
         self.finished.then(**options)
 
-    def answers(self, choice: Choice | None, named: dict[str, Any]) -> bool | None:
-        """Whether the target chosen answers messages; None where that is not known before it is loaded. `choice` goes
-        before the models that are `named`, unless it is one to be typed."""
-        if choice is not None and choice.target:
-            named = {**named, "target": choice.target, "draft": choice.draft, "revision": ""}
+    def answers(self, chosen: str, named: dict[str, Any]) -> bool | None:
+        """Whether the target chosen answers messages; None where that is not known before it is loaded. The entry of
+        the list goes before the models that are `named`, unless these are to be typed."""
+        named = as_chosen(self.choices, chosen, named)
+        choice = self.choices.get(chosen)
         try:
             settings = pair_from(self.engine.settings, **named)
         except UserError:  # the run will say it

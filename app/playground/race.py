@@ -10,7 +10,7 @@ What a finished race says in words: is the text the same, was it faster, and if 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,15 +23,26 @@ from core.records import Divergence, Metrics, Run, Settings, first_divergence, r
 
 
 def queued_race(
-    device: Device, engine: Engine, prompt: str, settings: Settings, stop: Stop, runs: list[Run]
+    device: Device,
+    engine: Engine,
+    prompt: str,
+    settings: Settings,
+    stop: Stop,
+    runs: list[Run],
+    settle: Callable[[Any, Settings], Settings] = lambda pair, settings: settings,
 ) -> Iterator[Event]:
-    """Race once the device is ours. Appends the runs to `runs`."""
+    """Race once the device is ours. Appends the runs to `runs`. What `settle` makes of the settings is run, once their
+    pair is loaded."""
     if (remote := engine.remote) is not None:
         engine.admit(settings)
         yield from fetching(engine, settings, stop)
         yield from with_device(device, stop, lambda: remote(prompt, settings, stop, runs))
         return
-    yield from with_pair(device, engine, settings, stop, lambda pair: race(engine, pair, prompt, settings, stop, runs))
+
+    def work(pair: Any) -> Iterator[Event]:
+        return race(engine, pair, prompt, settle(pair, settings), stop, runs)
+
+    yield from with_pair(device, engine, settings, stop, work)
 
 
 def race(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop, runs: list[Run]) -> Iterator[Event]:

@@ -96,7 +96,6 @@ class TakeAway:
             **PRIVATE,
         )
         opened.then(None, inputs, None, js=TELL_SETTINGS, show_progress="hidden")
-        opened.then(None, js=ADDRESS_READ)
         self.bar.take(self.take, [visit, *inputs], self.bar, concurrency_limit=2, **PRIVATE)
         return opened
 

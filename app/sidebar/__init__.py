@@ -102,7 +102,7 @@ def control(name: str, settings: Settings, most: int | None = None, **how: Any) 
 
 def follow_pair(reasons: dict[str, str | None], method: str, layers: int, chat: bool) -> dict[str, Any]:
     """What of the controls changes with the pair, as updates by name. A method it can use stays chosen."""
-    order = _usable(reasons)
+    order = usable(reasons)
     kept: dict[str, Any] = {} if method in order else {"value": order[0]}
     refused = _refusals(reasons)
     news = replaced(reasons, method)
@@ -118,7 +118,7 @@ def follow_pair(reasons: dict[str, str | None], method: str, layers: int, chat: 
 
 def replaced(reasons: dict[str, str | None], method: str) -> str:
     """A sentence where another method takes the place of the one chosen, or nothing."""
-    order = _usable(reasons)
+    order = usable(reasons)
     if method in order:
         return ""
     why = reasons.get(method) or "this pair cannot use it"
@@ -129,7 +129,7 @@ def _numbers(most: int) -> list[tuple[str, str | int]]:
     return [("auto", "auto"), *((str(n), n) for n in range(1, most + 1))]
 
 
-def _usable(reasons: dict[str, str | None]) -> list[str]:
+def usable(reasons: dict[str, str | None]) -> list[str]:
     """Those the pair can use, plain decoding last."""
     return sorted((m for m in METHODS if reasons.get(m, "") is None), key=lambda m: m == "plain")
 
@@ -139,7 +139,7 @@ def _choices(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _methods(chosen: str, reasons: dict[str, str | None]) -> gr.Radio:
-    order = _usable(reasons)
+    order = usable(reasons)
     spec = SPECS["method"]
     value = chosen if chosen in order else order[0]
     return gr.Radio(_choices(order), value=value, label=spec.label, info=spec.help, elem_id="method")

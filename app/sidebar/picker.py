@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -81,6 +81,16 @@ def _label(offer: Offer) -> str:
     return f"{offer.name} ({meant}{'' if offer.fits else ' GPU'}{', gated' if offer.gated else ''})"
 
 
+def as_chosen(choices: Mapping[str, Choice], pair: Any, controls: dict[str, Any]) -> dict[str, Any]:
+    """The values of the controls with the models of the pair that is chosen, whose fields are filled a moment later."""
+    chosen = choices.get(pair)
+    if chosen is None or pair == OTHER:
+        return controls
+    models = {"target": chosen.target, "draft": chosen.draft}
+    same = all((controls.get(name) or "") == models[name] for name in models)
+    return controls if same else {**controls, **models, "revision": ""}
+
+
 def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     """Each method with the reason why a pair that was inspected cannot use it; the same as once it is loaded."""
     likeness = found["likeness"] or {}
@@ -146,16 +156,17 @@ class Picker:
         opened: Dependency,
         linked: gr.State,
         finished: Dependency,
-    ) -> None:
-        """Fill the fields when a pair is chosen, and choose the pair that a link named (`opened`, `linked`); then look
-        at it, without a turn on the device: its card, what it would be like on another GPU, and the controls that
-        depend on it. The card is of the method chosen, and goes by the visitor's own runs once one has `finished`."""
+    ) -> Dependency:
+        """Fill the fields when a pair is chosen, and choose the pair that a link named (`opened`, `linked`): the event
+        that ends then. Look at it, without a turn on the device: its card, what it would be like on another GPU, and
+        the controls that depend on it. The card is of the method chosen, and goes by the visitor's own runs once one
+        has `finished`."""
         fields = [controls[name] for name in NAMED]
-        # By the browser itself: Run may be pressed before a server has answered.
+        # By the browser itself: nothing of the old pair is sent with what is asked for next.
         filled = f"pair => ({json.dumps({value: self.fill(value) for value in self.choices})})[pair]"
         controls["pair"].change(None, controls["pair"], fields, js=filled, show_progress="hidden")
         # Not by the fields: while `fill` is on its way, one is of the new pair and one of the old.
-        opened.then(self.recognise, [controls["pair"], linked], [controls["pair"], *fields], **QUIET)
+        recognised = opened.then(self.recognise, [controls["pair"], linked], [controls["pair"], *fields], **QUIET)
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
         typed = [event for field in fields for event in (field.submit, field.blur)]
         options: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "always_last", **PRIVATE}
@@ -173,6 +184,7 @@ class Picker:
         learning = self.learn, [*of_pair, controls["method"], visit], controls["card"]
         controls["method"].change(*learning, **options, **UNCHECKED)
         finished.then(*learning, **options, **UNCHECKED).then(*predicting, **options)
+        return recognised
 
     def fill(self, pair: str) -> list[Any]:
         """The fields of a pair. What was typed before is taken away with the fields."""

@@ -1,12 +1,18 @@
 from dataclasses import replace
 from typing import Any
 
+import gradio as gr
 import pytest
 from fakes import FakeEngine
 
+from app.playground import Playground
 from app.playground.race import queued_race
 from app.serving.device import Device
 from app.serving.turns import OUR_FAULT, guarded
+from app.serving.visit import Visit
+from app.settings import CONTROLS, NAMED, start_of
+from app.sidebar.picker import Picker
+from app.tokens import Reader
 from core.records import Run, Settings, run_from_dict
 
 SETTINGS = Settings(max_new_tokens=40, draft_length=5)
@@ -85,3 +91,29 @@ def test_a_reader_that_goes_away_frees_the_device() -> None:
     assert {run.stop_reason for run in runs} == {"cancelled"}
     with device.turn() as turn:
         assert turn.ahead == 0
+
+
+@pytest.mark.parametrize(
+    ("pair", "named", "raced"),
+    [
+        ("small-pair", ("", "", ""), ("owner/small", "owner/tiny", None)),
+        ("default", ("owner/small", "owner/tiny", ""), ("pocket", None, None)),
+        ("default", ("", "", "v2"), ("pocket", None, "v2")),
+        ("other…", ("owner/large", "", "v2"), ("owner/large", None, "v2")),
+    ],
+    ids=["chosen", "the first again", "of a link", "typed"],
+)
+def test_the_pair_that_is_chosen_is_raced_though_its_fields_follow(
+    pair: str, named: tuple[str, ...], raced: tuple[str | None, ...]
+) -> None:
+    """And by a method it can use, where that follows too."""
+    engine, visit = FakeEngine(pace=0), Visit()
+    playground = Playground(engine, Device(), choices=Picker(engine, Device()).choices)
+    controls = {**{name: start_of(name) for name in CONTROLS}, "method": "early-exit", **dict(zip(NAMED, named))}
+    reader, values = Reader(), playground.run("x", visit, pair, gr.Request(), *controls.values())
+    events = [event for value in values for event in reader.read(value)]
+    settings = visit.entries[0].runs[0].settings
+    assert (settings.target, settings.draft, settings.revision) == raced
+    assert settings.method == "draft"
+    asked = next(event for event in events if event["e"] == "asked")["controls"]
+    assert asked["method"] == "draft" and (asked["target"] or "pocket") == raced[0]

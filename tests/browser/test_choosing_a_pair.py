@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import fill_in, run_to_end, status
+from driving import expect, fill_in, run_to_end, status, wait_idle
 
 CARD = "#pair-card .pair-card"
 
@@ -62,6 +62,25 @@ def test_a_chosen_pair_is_the_one_that_runs(page: Any) -> None:
     run_to_end(page)
     settings = page.evaluate("document.querySelector('.race').race.documents.speculative.settings")
     assert (settings["target"], settings["draft"]) == ("owner/small", "owner/tiny")
+
+
+AT_ONCE = """() => {
+    const options = [...document.querySelectorAll("[role=option]")];
+    const option = options.find(each => each.textContent.includes("small-pair"));
+    option.dispatchEvent(new MouseEvent("mousedown", { bubbles: true, cancelable: true }));
+    document.querySelector("#run").click();
+}"""
+
+
+def test_run_pressed_as_a_pair_is_chosen_races_that_pair(page: Any) -> None:
+    page.locator("#pair input").click()
+    page.get_by_role("option").filter(has_text="small-pair").wait_for()
+    page.evaluate(AT_ONCE)
+    wait_idle(page)
+    settings = page.evaluate("document.querySelector('.race').race.documents.speculative.settings")
+    assert (settings["target"], settings["draft"]) == ("owner/small", "owner/tiny")
+    page.wait_for_function("location.search.includes('target=owner%2Fsmall')")
+    expect(page.locator(".past")).to_be_hidden()
 
 
 def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:

@@ -123,5 +123,7 @@ export function mount(element, page) {
   connectNewcomer(race);
   connectStanding(race, page.props);
   connectTour(race, page.props);
-  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) race.playExample();
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const idle = window.requestIdleCallback ?? setTimeout; // the rest of the page comes first
+  idle(() => race.playExample());
 }

@@ -125,7 +125,7 @@ export class Race extends Lanes {
 
   /** The example plays by itself, until somebody takes over. */
   playExample() {
-    if (this.example && !this.busy) this.replay.playThrough();
+    if (this.example && !this.busy && !this.replay.active) this.replay.playThrough();
   }
 
   stopExample() {

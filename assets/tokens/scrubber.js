@@ -106,7 +106,7 @@ export class Scrubber {
     this.enable(length > 0, active);
     this.box.toggleAttribute("data-playing", playing);
     this.buttons.play.setAttribute("aria-label", playing ? "Pause" : "Play");
-    if (active) this.drawStage();
+    if (active && !replay.through) this.drawStage();
   }
 
   /** Of the finished run, the number of the round that is looked at, so that one number is told of it. */

@@ -78,6 +78,9 @@ def test_every_selector_finds_what_it_was_written_for(scripted: tuple[Any, str],
     page.click("#train-start")
     page.wait_for_selector("#train-kept")
     left = page.evaluate(MISSING, left)
+    page.click("#train-race")
+    page.wait_for_selector("#lent p")
+    left = page.evaluate(MISSING, left)
     assert not left, left
 
 

@@ -67,6 +67,11 @@ def free(n: int) -> float:
     return 0.0
 
 
+def _of_all(seconds: Seconds, texts: int, shared: bool) -> Seconds:
+    """Of passes over n tokens of each text: of one over the rows of all, or of one after the other."""
+    return (lambda n: seconds(texts * n)) if shared else (lambda n: texts * seconds(n))
+
+
 @dataclass(frozen=True)
 class RoundCosts:
     """Seconds of the rounds of one drafter.
@@ -132,13 +137,13 @@ class RoundCosts:
             following=None if self.following is None else self.following + share * start,
         )
 
-    def at_once(self, texts: int, shared: bool = True) -> RoundCosts:
-        """Of rounds of so many texts in step: a pass of the target is over the rows of all, and so are the drafter's
-        where they are `shared`, else each text has its own; all else comes once for each."""
+    def at_once(self, texts: int, shared: bool = True, judged: bool = True) -> RoundCosts:
+        """Of rounds of so many texts in step: passes of the drafter are over the rows of all where they are `shared`,
+        those of the target where all are `judged` in one, else each text has its own; all else comes once for each."""
         return replace(
             self,
-            target=lambda n: self.target(texts * n),
-            draft=(lambda n: self.draft(texts * n)) if shared else (lambda n: texts * self.draft(n)),
+            target=_of_all(self.target, texts, judged),
+            draft=_of_all(self.draft, texts, shared),
             following=self._following(texts if shared else 1) * (1 if shared else texts),
             overhead=texts * self.overhead,
             drawing=texts * self.drawing,

@@ -154,7 +154,7 @@ def whole_costs(pair: Pair, settings: Settings, at_once: int = 1) -> RoundCosts:
         drawing=sampled.drawing if METHODS[settings.method].network else 0.0,  # an n-gram looks its tokens up
         judging=sampled.judging,
     )
-    return costs if at_once == 1 else costs.at_once(at_once, shares_passes(pair, settings))
+    return costs if at_once == 1 else costs.at_once(at_once, shares_passes(pair, settings), pair.target.shares)
 
 
 def shares_passes(pair: Pair, settings: Settings) -> bool:
@@ -179,10 +179,8 @@ def measured_passes(pair: Pair, settings: Settings, at_once: int = 1) -> PassCos
     """The passes that rounds of this method are made of; measured once."""
     network = METHODS[settings.method].network
     widest = way_of(settings.method).rows if METHODS[settings.method].drafts else 1
-    in_slots = at_once > 1 and pair.target.in_slots  # such a pass is not one over as many rows of a text alone
-    target, draft = pair.measure_costs(
-        widest if in_slots else max(widest, at_once * ROWS_OF_A_TEXT if at_once > 1 else 1)
-    )
+    rows = at_once * ROWS_OF_A_TEXT if at_once > 1 and pair.target.exact_rows else 1
+    target, draft = pair.measure_costs(max(widest, rows))
     head = pair.head.measure_costs(pair.target) if pair.head and network == "head" else None
     exits = {}
     if network == "target":
@@ -193,8 +191,8 @@ def measured_passes(pair: Pair, settings: Settings, at_once: int = 1) -> PassCos
     if at_once > 1 and pair.target.in_slots:  # where a pass is not one over as many rows of a text alone
         target |= pair.target.measure_at_once(at_once)
         exits = {layers: replace(costs, target=target) for layers, costs in exits.items()}
-        if draft and pair.draft and pair.draft.in_slots:
-            draft |= pair.draft.measure_at_once(at_once)
+    if at_once > 1 and draft and pair.draft and pair.draft.in_slots:
+        draft |= pair.draft.measure_at_once(at_once)
     return PassCosts(target, target if draft else None, draft, exits, head)
 
 

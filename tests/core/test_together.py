@@ -9,6 +9,7 @@ from tiny import VOCABULARY, random_model, random_prompt
 
 from core.costs import CostTable
 from core.costs.rounds import RoundCosts
+from core.drafting.build import whole_costs
 from core.drafting.length import Adaptive, Growing
 from core.errors import UserError
 from core.lanes import decode_together, finish_together, open_lane
@@ -198,6 +199,8 @@ def test_costs_at_once_are_of_all_rows():
     assert COSTS.at_once(1).chain(5) == pytest.approx(COSTS.chain(5))
     apart = COSTS.at_once(4, shared=False)
     assert apart.chain(1) - apart.checked(1) == pytest.approx(4 * COSTS.draft(1))
+    in_turn = COSTS.at_once(4, shared=False, judged=False)
+    assert [in_turn.chain(k) for k in (0, 1, 3)] == pytest.approx([4 * COSTS.chain(k) for k in (0, 1, 3)])
 
 
 def test_what_pays_for_one_text_may_not_for_many():
@@ -262,6 +265,8 @@ def test_texts_of_a_target_whose_passes_are_not_shared_take_turns(pair):
     target.fall_back("for a test")
     turns = replace(pair, target=target)
     assert at_once(turns, "draft", 0.0, 3, draft_length=2) == expected
+    plain = whole_costs(turns, settings_of("plain", 8))
+    assert whole_costs(turns, settings_of("plain", 8), 3).plain == pytest.approx(3 * plain.plain)
 
 
 def test_texts_to_learn_from_are_the_same_in_slots_of_their_own(pair):

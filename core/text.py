@@ -109,9 +109,17 @@ MARKS = "\ue000", "\uf8ff"
 """The private-use characters, which stand for special tokens a person typed while the template is filled in."""
 
 
-def refuse_empty(prompt: str) -> None:
+LONGEST_PROMPT = 1_000_000
+"""Characters. To part fifty times as many into tokens takes all the memory there is; and a document that holds the
+prompt can be opened again (app/history/parts.py)."""
+
+
+def check_prompt(prompt: str) -> None:
+    """Raise UserError for a prompt that no model can continue, whichever it is."""
     if not prompt.strip():
         raise UserError("The prompt is empty; type some text for the model to continue.")
+    if len(prompt) > LONGEST_PROMPT:
+        raise UserError(f"The prompt has {len(prompt):,} characters, and {LONGEST_PROMPT:,} are the most; shorten it.")
 
 
 def encode_prompt(target: Model, prompt: str, settings: Settings) -> list[int]:
@@ -119,7 +127,7 @@ def encode_prompt(target: Model, prompt: str, settings: Settings) -> list[int]:
 
     Raises UserError for text that cannot be encoded, and for a system prompt that nobody would read.
     """
-    refuse_empty(prompt)
+    check_prompt(prompt)
     if lone := next((c for c in prompt + (settings.system or "") if "\ud800" <= c <= "\udfff"), None):
         raise UserError(f"The prompt holds U+{ord(lone):04X}, half of a character that is not there; remove it.")
     tokenizer = target.tokenizer

@@ -52,10 +52,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
 def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
     from core.lanes import open_lane
-    from core.text import refuse_empty
+    from core.text import check_prompt
 
     prompt = arguments.prompt if arguments.prompt is not None else read_text(arguments.prompt_file)
-    refuse_empty(prompt)
+    check_prompt(prompt)
     to_stdout = arguments.json == "-"
     pair = open_pair(settings)
     if arguments.samples is not None:

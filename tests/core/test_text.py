@@ -1,13 +1,16 @@
 """Text as it streams: characters whole, nothing lost, nothing shown twice."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from core.errors import UserError
 from core.records import Candidate, Round, Token
-from core.text import REPLACEMENT, Detokenizer
+from core.settings import Settings
+from core.text import REPLACEMENT, Detokenizer, encode_prompt
 
 TEXTS = [
     "the quick brown fox",
@@ -117,3 +120,10 @@ def test_leading_space_marks_of_sentencepiece_are_kept():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model)
     parts = stream(tokenizer, [1, 2, 0, 4, 5, 6, 7, 0], prompt=[0])
     assert parts == [" fox", "s", " the", "", "", "", "🙂", " the"]
+
+
+@pytest.mark.parametrize(("prompt", "sentence"), [(" \n", "is empty"), ("x" * 1_000_001, "1,000,001 characters")])
+def test_a_prompt_that_no_model_can_continue_is_not_even_parted_into_tokens(prompt, sentence):
+    """Fifty million characters would take all the memory there is, and hold the device for minutes."""
+    with pytest.raises(UserError, match=sentence):
+        encode_prompt(SimpleNamespace(tokenizer=None, name="a model"), prompt, Settings())

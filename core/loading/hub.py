@@ -270,7 +270,7 @@ def _is_whole(folder: Path) -> bool:
         return set(index["weight_map"].values()) <= shards
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # of another shape
         return False
 
 

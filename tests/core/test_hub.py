@@ -81,6 +81,15 @@ def test_a_dropped_connection_is_taken_up_and_counts_no_byte_twice(served, model
     assert len(set(told[-1].removeprefix(f"Downloading {NAME}: ").split(" of "))) == 1
 
 
+@pytest.mark.parametrize(
+    "index", ["[]", "5", "{}", '{"weight_map": {"a": []}}', "[" * 100_000, "{"], ids=lambda it: it[:9]
+)
+def test_a_model_whose_index_is_none_is_not_whole(served, index):
+    """Whoever looks for it in the cache is told so, and not of a fault of ours."""
+    (fetch(NAME) / "model.safetensors.index.json").write_text(index)
+    assert cached(NAME) is None
+
+
 def test_stop_ends_a_download_at_once_and_keeps_the_files_that_came(served, model):
     """However slowly bytes come: the next fetch goes on with what is missing."""
     served.seconds_per_piece = 0.02

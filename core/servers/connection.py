@@ -59,7 +59,7 @@ def read_address(given: str) -> str:
     Raises UserError for anything that is not the http or https address of a server, a user or a key in it included.
     """
     try:
-        parts = urlsplit(given.strip())
+        parts = urlsplit(given.strip()[: LONGEST_ADDRESS + 1])  # which keeps what it was given for long
         host, port = parts.hostname, parts.port
     except ValueError:
         raise UserError(f"{name(given)!r} is not the address of a server, such as http://127.0.0.1:8000.") from None

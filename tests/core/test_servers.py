@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -439,6 +440,15 @@ def test_what_is_no_address_is_refused(given):
     with pytest.raises(UserError) as raised:
         read_address(given)
     assert "secret" not in str(raised.value)
+
+
+def test_an_address_of_millions_of_characters_is_not_looked_into(monkeypatch):
+    """What parts addresses remembers the last hundred of them."""
+    lengths = []
+    monkeypatch.setattr(connection_module, "urlsplit", lambda text: lengths.append(len(text)) or urlsplit(text))
+    with pytest.raises(UserError, match="is not the address"):
+        read_address("http://" + "x" * 5_000_000)
+    assert lengths == [301]
 
 
 def test_nothing_is_connected_to_on_a_public_page():

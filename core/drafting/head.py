@@ -201,7 +201,7 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
         output = self._refresh(context) if length else None
         if output is None:
             return Draft.none(self.runner.device)
-        head, base = self.runner.head, self.runner.length
+        head = self.runner.head
         scores: list[Tensor] = []
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
@@ -212,24 +212,23 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
         while True:
             logits = self.runner.logits(output)
             k = min(BEAMS, logits.shape[1])
-            likely, index = self._log_law(logits).topk(k)
-            first = sum(map(len, tokens))
+            likely, index = self._likeliest(logits, k)
+            first = len(rows)
             scores.append((reached[:, None] + likely).flatten())
             tokens.append(head.target_ids[index].flatten())
-            above.append(level.repeat_interleave(k))
-            rows.append(logits.repeat_interleave(k, 0))
+            above.append(level[:, None].expand(-1, k).flatten())
+            rows += [row for row in logits.split(1) for _ in range(k)]
             if len(tokens) == length:
                 break
             reached, chosen = scores[-1].topk(min(BEAMS, len(scores[-1])))
-            m, parent = len(chosen), chosen // k
-            seen = torch.cat([seen[parent], torch.eye(m, dtype=torch.bool, device=seen.device)], 1)
-            text = torch.ones(m, base, dtype=torch.bool, device=seen.device)
-            at = torch.full((m,), base + len(tokens) - 1, device=seen.device)
-            output = self.runner.draft(tokens[-1][chosen], output[parent], at, torch.cat([text, seen], 1))
+            parent = chosen // k
+            own = torch.eye(len(chosen), dtype=torch.bool, device=seen.device)
+            seen = torch.cat([seen[parent], own], 1)
+            output = self.runner.draft(tokens[-1][chosen], output[parent], seen)
             level = first + chosen
-        return self._best(torch.cat(scores), torch.cat(tokens), torch.cat(above), torch.cat(rows), length)
+        return self._best(torch.cat(scores), torch.cat(tokens), torch.cat(above), rows, length)
 
-    def _best(self, scores: Tensor, tokens: Tensor, above: Tensor, rows: Tensor, length: int) -> Draft:
+    def _best(self, scores: Tensor, tokens: Tensor, above: Tensor, rows: list[Tensor], length: int) -> Draft:
         """The nodes with the highest cumulative probability: ancestors before their descendants, siblings in order."""
         likely, parent_of = scores.tolist(), above.tolist()
         order = sorted(range(len(likely)), key=lambda i: (-likely[i], i))[: self.size(length)]
@@ -237,7 +236,8 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
         at = {node: place for place, node in enumerate(order)}
         parents = [at.get(parent_of[node], -1) for node in order]
         kept = ids_on(tokens.device, order)
-        return Draft(tokens[kept], None, parents, logits=list(rows[kept].split(1)), ids=self.runner.head.target_ids)
+        logits = [rows[node] for node in order]
+        return Draft(tokens[kept], None, parents, logits=logits, ids=self.runner.head.target_ids)
 
     def refit(self, costs: RoundCosts) -> None:
         """Rounds cost something else from now on."""
@@ -254,9 +254,15 @@ class HeadTreeDrafter(HeadReader[TreeRunner]):
                 best, most = count, rate
         return best
 
-    def _log_law(self, logits: Tensor) -> Tensor:
-        """Of the head at the run's temperature; greedy goes by its own certainty."""
-        return (logits.float() / (self._sampling.temperature or 1.0)).log_softmax(-1)
+    def _likeliest(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and columns [m, k] of each row's likeliest tokens [m, draft vocabulary] by the head, at the
+        run's temperature; greedy goes by its own certainty. The pass may have told how much a row sums up to."""
+        temperature, told = self._sampling.temperature or 1.0, favourites_of(self.runner)
+        if temperature == 1 and told and told.shares is not None:
+            values, index = logits.topk(k)
+            return values - (told.largest - told.shares.log())[:, None], index
+        values, index = (logits.float() / temperature).log_softmax(-1).topk(k)
+        return values, index
 
 
 class AdaptiveDepth(Adaptive):

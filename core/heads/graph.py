@@ -73,13 +73,12 @@ class GraphHeadRunner:
 
     @timed_pass
     @torch.inference_mode()
-    def draft(
-        self, ids: Tensor, outputs: Tensor, positions: Tensor | None = None, visible: Tensor | None = None
-    ) -> Tensor:
+    def draft(self, ids: Tensor, outputs: Tensor, seen: Tensor | None = None) -> Tensor:
         """Append recurrent rows: ids [n] and the outputs [n, hidden] they were proposed from; output [n, hidden].
 
-        Of a tree, `positions` [n] and `visible` bool [n, length + n] tell where each row stands and what it sees."""
-        return self._run("draft", ids, outputs, positions, visible)
+        Of a tree, `seen` bool [n, m] tells which of the last m rows, these included, each sees: those of its path. The
+        rows before are seen by all."""
+        return self._run("draft", ids, outputs, seen)
 
     @timed_pass
     @torch.inference_mode()
@@ -145,21 +144,20 @@ class GraphHeadRunner:
             output = self._pass(reach, tokens[-1], net.feed_back(output), here, here[None])
         return torch.cat(logits), torch.cat(tokens), newest, *([torch.cat(probs)] if probs else [])
 
-    def _run(
-        self, kind: str, ids: Tensor, rows: Tensor, positions: Tensor | None = None, visible: Tensor | None = None
-    ) -> Tensor:
+    def _run(self, kind: str, ids: Tensor, rows: Tensor, seen: Tensor | None = None) -> Tensor:
         n, start = len(ids), self.length
         width = width_for(n) if n <= ROUND else n
         self.reserve(start + 2 * width)
         reach = min(reach_for(start + n), self._capacity)
         given = [padded(ids, width), padded(rows, width)]
-        if positions is not None and visible is not None:
+        if seen is not None:
+            text = start + n - seen.shape[1]
             mask = torch.ones(
                 width, reach, dtype=torch.bool, device=self.device
             )  # what a surplus row sees is no matter
-            mask[:n, : visible.shape[1]] = visible
-            mask[:n, visible.shape[1] :] = False
-            given += [padded(positions, width), mask]
+            mask[:n, text : start + n] = seen
+            mask[:n, start + n :] = False
+            given += [padded(text - 1 + seen.sum(1), width), mask]
         self.length = start + n
         work: Work = partial(self._one_pass, kind, reach)
         if n <= ROUND:

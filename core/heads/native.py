@@ -198,15 +198,15 @@ class NativePasses:
         return self._cache.capacity
 
     def __call__(
-        self, ids: Tensor, start: int, rows: Tensor, joined: bool, visible: Tensor | None, wanted: int
+        self, ids: Tensor, start: int, rows: Tensor, joined: bool, seen: Tensor | None, wanted: int
     ) -> tuple[Tensor, Tensor, Favourites | None]:
         """A pass of ids [n] whose keys and values are put at row `start`; `rows` are features, or `joined` inputs [n,
-        hidden]. Of a tree, each row sees what `visible` [n, start + n] says. Outputs [n, hidden], the logits of the
-        last rows `wanted` [wanted, draft vocabulary], and what is likeliest by them."""
+        hidden]. Of a tree, each sees those of the last rows that `seen` [n, m] says. Outputs [n, hidden], the logits of
+        the last rows `wanted` [wanted, draft vocabulary], and what is likeliest by them."""
         programs, program = self._programs, self._programs.program
         first, last = program.starts[0] if joined else 0, len(program.steps)
         parts = [(INPUTS, rows)] if joined else list(enumerate(rows.split(programs.part, -1), FEATURES))
-        asked = Rows(program, self._work, len(ids), first, last, ids, self._cache, start, visible=visible)
+        asked = Rows(program, self._work, len(ids), first, last, ids, self._cache, start, seen=seen)
         asked.given = parts
         asked.wanted, asked.both, asked.count, asked.shares = wanted, True, programs.count, True
         found = run_pass(asked)

@@ -54,13 +54,12 @@ class HeadRunner:
 
     @timed_pass
     @torch.inference_mode()
-    def draft(
-        self, ids: Tensor, outputs: Tensor, positions: Tensor | None = None, visible: Tensor | None = None
-    ) -> Tensor:
+    def draft(self, ids: Tensor, outputs: Tensor, seen: Tensor | None = None) -> Tensor:
         """Append recurrent rows: ids [n] and the outputs [n, hidden] they were proposed from; output [n, hidden].
 
-        Of a tree, `positions` [n] and `visible` bool [n, length + n] tell where each row stands and what it sees."""
-        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, visible, len(ids))
+        Of a tree, `seen` bool [n, m] tells which of the last m rows, these included, each sees: those of its path. The
+        rows before are seen by all."""
+        return self._pass(ids, self.head.network.feed_back(outputs.to(self.head.dtype)), True, seen, len(ids))
 
     def logits(self, output: Tensor) -> Tensor:
         """Outputs [n, hidden] as logits [n, draft vocabulary]. Those of the last row read, and of all that were drafted
@@ -72,10 +71,10 @@ class HeadRunner:
         self.favourites = None
         return self.head.logits(output)
 
-    def _pass(self, ids: Tensor, rows: Tensor, joined: bool, visible: Tensor | None, wanted: int) -> Tensor:
+    def _pass(self, ids: Tensor, rows: Tensor, joined: bool, seen: Tensor | None, wanted: int) -> Tensor:
         start = self.length
         self.length += len(ids)
-        outputs, logits, self.favourites = self._passes(ids, start, rows, joined, visible, wanted)
+        outputs, logits, self.favourites = self._passes(ids, start, rows, joined, seen, wanted)
         self._told = outputs[len(outputs) - wanted :], logits
         return outputs
 

@@ -70,13 +70,13 @@ class Cache:
 class Rows:
     """The n rows of one text in a pass over steps first … last of a program, and what comes of them.
 
-    Behind `start` cells of the `cache`, one after the other, or as a tree of `parents`, or of what each row sees,
-    `visible` [n, start + n], or as a `block` whose rows may see each other. `ids` [n], where tokens are fed. `given`:
-    row buffers to be filled before, by number. Wanted are the `logits` of the last so many rows, added to those `onto`
-    which a program adds, or else what leaves the steps, `hidden`, of all; with `both`, that too. Of so many columns of
-    logits as `count` their `favourites` are told, with `shares` if asked. Where the program notes hidden states, so
-    many columns of `features`. `of`: the network whose whole pass it is, None for one of a few of its layers or of a
-    head.
+    Behind `start` cells of the `cache`, one after the other, or as a tree of `parents`, or of what each row has `seen`
+    [n, m] of the last m cells, its own included, or as a `block` whose rows may see each other. `ids` [n], where tokens
+    are fed. `given`: row buffers to be filled before, by number. Wanted are the `logits` of the last so many rows,
+    added to those `onto` which a program adds, or else what leaves the steps, `hidden`, of all; with `both`, that too.
+    Of so many columns of logits as `count` their `favourites` are told, with `shares` if asked. Where the program notes
+    hidden states, so many columns of `features`. `of`: the network whose whole pass it is, None for one of a few of its
+    layers or of a head.
     """
 
     program: Program
@@ -88,7 +88,7 @@ class Rows:
     cache: Cache | None = None
     start: int = 0
     parents: Sequence[int] | None = None
-    visible: Tensor | None = None
+    seen: Tensor | None = None
     block: bool = False
     given: Sequence[tuple[int, Tensor]] = ()
     wanted: int = 0
@@ -115,12 +115,12 @@ class Rows:
         """Add what the pass is told of each row: its slot, position and cell, how many cells from the first on it sees,
         and from where in `cells` how many further."""
         start = self.start
-        if self.visible is not None:
-            text = int(self.visible.all(0).long().cumprod(0).sum())  # cells that all see, from the first on
-            for i, own in enumerate(self.visible):
-                further = (own[text:].nonzero()[:, 0] + text).tolist()
-                rows.extend((slot, text + len(further) - 1, start + i, text, len(cells), len(further)))
-                cells.extend(further)
+        if self.seen is not None:
+            text = start + self.n - self.seen.shape[1]
+            for i, flags in enumerate(self.seen.tolist()):
+                path = [text + j for j, seen in enumerate(flags) if seen]
+                rows.extend((slot, text + len(path) - 1, start + i, text, len(cells), len(path)))
+                cells.extend(path)
         elif self.parents is not None:
             paths: list[list[int]] = []
             for i, parent in enumerate(self.parents):

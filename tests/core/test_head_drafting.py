@@ -87,10 +87,10 @@ def test_the_native_pass_of_a_head_is_the_network_s_own(variant):
     step = torch.tensor([3])
     further = [runner.draft(step, expected[-1:]) for runner in (native, eager)]
     torch.testing.assert_close(*further, rtol=1e-4, atol=1e-4)
-    at, seen = torch.full((2,), 30), torch.ones(2, 32, dtype=torch.bool)
-    seen[0, 31] = seen[1, 30] = False
-    level = [runner.draft(torch.tensor([5, 8]), expected[-2:], at, seen) for runner in (native, eager)]
-    torch.testing.assert_close(*level, rtol=1e-4, atol=1e-4)
+    own = torch.eye(2, dtype=torch.bool)
+    for seen in (own, torch.cat([own[[0, 0]], own], 1)):  # and two children of the first
+        level = [runner.draft(torch.tensor([5, 8]), expected[-2:], seen) for runner in (native, eager)]
+        torch.testing.assert_close(*level, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("ids", [REDUCED, REDUCED[:-3]], ids=["16 rows", "filled up"])

@@ -118,7 +118,7 @@ def test_greedy_texts_are_transformers_own(depth):
 class TableTreeHead(TableHead):
     """The same table, for rows of a tree."""
 
-    def draft(self, ids, outputs, positions=None, visible=None):
+    def draft(self, ids, outputs, seen=None):
         self.length += len(ids)
         return torch.stack([self._laws[int(o.argmax()) % 3, i] for o, i in zip(outputs, ids.tolist())])
 

@@ -134,10 +134,10 @@ class Acceptance:
 
 class Probing:
     """When to try a single token while plain is best: after 4, 8, 16 … plain steps as long as that fails, and never so
-    often that it takes more than SHARE of the time."""
+    often that it takes more than SHARE of the time: not at all where that is what catching up on each takes."""
 
     FIRST_PAUSE, LONGEST_PAUSE = 4, 64
-    SHARE = 0.01
+    SHARE = 0.02
 
     def __init__(self) -> None:
         self.rest()

@@ -69,6 +69,15 @@ def test_recovers_when_acceptance_changes_halfway():
     assert mean(play(controller, 0.95, 300)[200:]) > 3
 
 
+@pytest.mark.parametrize("missed, finds_out", [(0.0, True), (0.015, True), (0.1, False)])
+def test_recovers_where_catching_up_costs_little(missed, finds_out):
+    """A drafter that has a hundred tokens to read first is asked all the same, unless reading takes a tenth of what
+    writing does."""
+    controller = Adaptive(RoundCosts(lambda n: 1 + 0.06 * (n - 1), lambda n: 0.12 + missed * (n - 1)))
+    assert mean(play(controller, 0.0, 100)[50:]) < 0.5
+    assert (mean(play(controller, 0.98, 600)[300:]) > 3) == finds_out
+
+
 def test_backs_off_when_acceptance_falls_halfway():
     controller = Adaptive(RoundCosts(flat(1.0), flat(0.2)))
     assert mean(play(controller, 0.95, 100)[50:]) > 3

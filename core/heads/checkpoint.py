@@ -182,6 +182,9 @@ def _shape(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]], firs
     shape = {**config, **config.get("transformer_layer_config", {})}
     hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
     own = sizes["lm_head.weight"][0] if "lm_head.weight" in sizes else None
+    depth = int(shape.get("num_hidden_layers") or 1)
+    if depth > len(sizes):  # more layers than tensors; making them would take all memory
+        raise ValueError("'num_hidden_layers'")
     vocabulary = sizes["t2d"][0] if "t2d" in sizes else shape.get("vocab_size", own)
     return {
         "hidden_size": hidden,
@@ -192,7 +195,7 @@ def _shape(config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]], firs
         "vocab_size": int(vocabulary),
         "draft_vocab_size": own or int(vocabulary),
         "target_hidden_size": int(config.get("target_hidden_size") or hidden),
-        "depth": int(shape.get("num_hidden_layers") or 1),
+        "depth": depth,
         "rms_norm_eps": float(shape.get("rms_norm_eps", 1e-6)),
         "rope": _rope(shape),
         "max_positions": int(shape.get("max_position_embeddings", 2048)),

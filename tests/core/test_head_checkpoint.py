@@ -138,6 +138,7 @@ def with_absolute_ids(tensors):
         ({}, without("d2t"), "does not say which"),
         ({}, with_absolute_ids, "not of offsets"),
         ({"hidden_size": None}, None, "lacks or garbles 'hidden_size'"),
+        ({"num_hidden_layers": 10**9}, None, "lacks or garbles 'num_hidden_layers'"),
         ({"intermediate_size": 40}, None, "do not have the shapes"),
         ({"num_hidden_layers": 2}, None, r"do not fit its config \(layers\.1\."),
         ({"speculators_model_type": "dflash2"}, None, "of the kind dflash2"),

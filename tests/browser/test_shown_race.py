@@ -100,9 +100,10 @@ def test_stop_ends_both_lanes_at_their_next_round(shared: Any) -> None:
     page = shared
     set_number(page, "New tokens", 3500)
     page.click("#run")
-    # At once: a fast machine is through before a pointer has moved there.
+    # As soon as it has begun: a fast machine is through before a pointer has moved there.
     page.wait_for_function(
-        "() => { const stop = document.querySelector('#stop'); stop.click(); return !stop.disabled }"
+        """() => document.querySelector('.status').innerText.startsWith('Racing')
+            && !document.querySelector('#stop').click()"""
     )
     wait_idle(page)
     documents = page.evaluate(DOCUMENTS)

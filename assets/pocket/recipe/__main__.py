@@ -59,7 +59,8 @@ def run() -> None:
     torch.set_num_threads(arguments.threads)
     device = choose_device(arguments.device)
     stages = Stages(read_recipe(arguments), arguments.work, arguments.output, device, not arguments.no_compile)
-    more = {"train": {"steps": arguments.steps}, "evaluate": {"prompts": arguments.prompts}}
+    prompts = {"prompts": arguments.prompts}
+    more = {"train": {"steps": arguments.steps}, "evaluate": prompts, "bench": prompts}
     for name in STAGES:
         if name in arguments.stages.split(","):
             print(f"== {name}", flush=True)

@@ -27,13 +27,13 @@ or a GPU, not to write programs: what they write looks like Python and seldom me
 
 Both are `LlamaForCausalLM` with tied embeddings, a context of 2,048 and one byte-level BPE tokenizer of 4,096 tokens, in
 which a newline is never part of a longer token. `pocket.json` holds what the two configurations do not say: the layer
-early exit was trained for, the precision in which speculation was fastest, and the share of drafts accepted below.
+early exit was trained for, and the share of drafts accepted below.
 
 ## How they were made
 
     python -m assets.pocket.recipe --work SOME_FOLDER
 
-makes them again, on a CPU or on CUDA: corpus, tokenizer, training, draft-only training, export, evaluation, this card.
+makes them again, on a CPU or on CUDA: corpus, tokenizer, training, draft-only training, export, evaluation, benchmark, this card.
 Stages and a cut-off training resume. The corpus is what is installed, so other versions of the packages give other text.
 
 - **Hardware and time**: {hardware}; {hours:.1f} processor-hours of joint training.
@@ -55,7 +55,9 @@ Nats a token over the same held-out windows at the end of training: {held_out}.
 ### Speculation
 
 {prompts} prompts cut from held-out files, {new_tokens} new tokens each, engine time without prefill. `acceptance` is accepted ÷
-judged; a *pass* is one pass of the target. Default precision on a CPU: **{precision}**.
+judged; a *pass* is one pass of the target. Fastest with its draft: **{precision}**. The table is that of
+
+    python -m assets.pocket.recipe --work SOME_FOLDER --stages corpus,bench
 
 | goal (best length for speed, {precision}) | asked | reached |
 | --- | --- | --- |
@@ -63,13 +65,13 @@ judged; a *pass* is one pass of the target. Default precision on a CPU: **{preci
 
 Best speculative ÷ best plain over all precisions: {absolute}.
 
-What limits them: in NF4 the CPU kernel takes its rows four at a time, so the matrix products for five tokens cost a third
-more than those for four, while in bf16 a pass over nine costs hardly more than over one: there speculation gains more of a
-slower plain decoding. At temperature 1 the draft agrees less, because text drawn from a small model is less predictable
-than its greedy text. Tried for acceptance: distillation on the target's distribution instead of the text, total
-variation in the loss, training on text the target wrote itself, a second draft of two layers (more often right, and
-slower by as much). Not tried for want of computing time: more text. A pass over the corpus is little for a model of
-this size.
+What limits them: in int4 a token of so small a target takes half a millisecond, so that what a round does beside its
+passes weighs as much as they do, and the draft, made for slower checks, pays little. In bf16, where a pass waits for
+memory, the same drafts bring more of a slower plain decoding. At temperature 1 the draft agrees less, because text drawn
+from a small model is less predictable than its greedy text. Tried for acceptance: distillation on
+the target's distribution instead of the text, total variation in the loss, training on text the target wrote itself, a
+second draft of two layers (more often right, and slower by as much). Not tried for want of computing time: more text. A
+pass over the corpus is little for a model of this size.
 
 {bench}
 

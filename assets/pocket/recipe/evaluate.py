@@ -13,7 +13,8 @@ from core.loading.pair import Pair
 from core.records import Run, Settings, summarise
 
 NEW_TOKENS = 128
-PRECISIONS = ("nf4", "bf16", "fp32")
+FASTEST = "int4"
+PRECISIONS = (FASTEST, "nf4", "bf16")
 TEMPERATURES = (0.0, 1.0)
 METHODS: dict[str, tuple[int | str, ...]] = {
     "draft": (3, 5, 7, 10, "auto"),

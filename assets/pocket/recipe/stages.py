@@ -16,6 +16,7 @@ from . import corpus, tokenizer
 from .bits import measure_bits
 from .card import read_results, write_card
 from .evaluate import (
+    FASTEST,
     NEW_TOKENS,
     bench_pair,
     bench_precisions,
@@ -33,7 +34,7 @@ from .train import CHECKPOINT, LOG, Trainer, train_pair
 from .windows import Windows, encode_corpus
 
 PROMPTS = Path(__file__).parents[2] / "prompts" / "prompts.toml"
-STAGES = ("corpus", "tokenizer", "train", "finish", "export", "evaluate", "card")
+STAGES = ("corpus", "tokenizer", "train", "finish", "export", "evaluate", "bench", "card")
 
 
 class Stages:
@@ -78,7 +79,7 @@ class Stages:
         shapes |= {name: (f"drafts.{name}.", shape) for name, shape in self.recipe.drafts.items()}
         export_pair(checkpoint, self.work / "tokenizer", shapes, self.work / "full", self.work / "nf4")
 
-    def choose_draft(self, prompts: list[str], precision: str = "nf4") -> str:
+    def choose_draft(self, prompts: list[str], precision: str = FASTEST) -> str:
         """The candidate with which speculation is fastest."""
         speeds = {}
         for name in self.recipe.drafts:
@@ -92,38 +93,35 @@ class Stages:
             speeds[name] = sum(find_best(rows, t, ("draft",))["tokens_per_second"] for t in (0.0, 1.0))
         return max(speeds, key=speeds.get)
 
+    def held_out_prompts(self, count: int) -> list[str]:
+        """Those of a benchmark."""
+        return choose_prompts(corpus.read_corpus(self.work / "corpus" / "held_out.jsonl"), count)
+
     def evaluate(self, prompts: int = 8) -> None:
-        """Benchmark, choose draft and precision, put the pair in its place -> output/ and evaluation.json."""
-        held_out = corpus.read_corpus(self.work / "corpus" / "held_out.jsonl")
-        texts = choose_prompts(held_out, prompts)
-        chosen = self.choose_draft(texts[: max(2, prompts // 2)])
-        target, draft = self.work / "nf4" / "target", self.work / "nf4" / chosen
-        bench = bench_precisions(target, draft, texts)
-        precision = choose_precision(bench)
-        results = {
-            "bench": bench,
-            "precision": precision,
-            "prompts": len(texts),
-            "new_tokens": NEW_TOKENS,
-            "bits": self.measure_bits(chosen),
-            "samples": self.write_samples(target, precision),
-            "facts": self.describe(chosen),
-        }
-        write_results(self.work / "evaluation.json", results)
-        for name, folder in (("target", target), ("draft", draft)):
-            shutil.copytree(folder, self.output / name, dirs_exist_ok=True)
-        write_facts(
-            self.output,
-            {
-                "exit_layer": self.recipe.exit_layer,
-                "trained_tokens": results["facts"]["trained_tokens"],
-                "seed": self.recipe.seed,
-                "measured": {
-                    "acceptance_rate": round(find_best(bench[precision], 0.0, ("draft",))["acceptance_rate"], 2),
-                    "where": "on code held out of its training, greedy",
-                },
-            },
+        """Choose the draft, put the pair in its place -> output/ and evaluation.json."""
+        texts = self.held_out_prompts(prompts)
+        chosen = self.choose_draft(texts[: max(2, len(texts) // 2)])
+        for name, source in (("target", "target"), ("draft", chosen)):
+            shutil.copytree(self.work / "nf4" / source, self.output / name, dirs_exist_ok=True)
+        facts = self.describe(chosen)
+        samples = self.write_samples(self.output / "target")
+        write_results(
+            self.work / "evaluation.json", {"bits": self.measure_bits(chosen), "samples": samples, "facts": facts}
         )
+        trained = {"trained_tokens": facts["trained_tokens"], "seed": self.recipe.seed}
+        write_facts(self.output, {"exit_layer": self.recipe.exit_layer, **trained})
+
+    def bench(self, prompts: int = 8) -> None:
+        """What speculation brings the pair in its place -> bench.json."""
+        texts = self.held_out_prompts(prompts)
+        bench = bench_precisions(self.output / "target", self.output / "draft", texts)
+        precision = choose_precision(bench)
+        results = {"bench": bench, "precision": precision, "prompts": len(texts), "new_tokens": NEW_TOKENS}
+        write_results(self.work / "bench.json", results)
+        reached = find_best(bench[precision], 0.0, ("draft",))["acceptance_rate"]
+        where = "on code held out of its training, greedy"
+        facts = json.loads((self.output / "pocket.json").read_text())
+        write_facts(self.output, {**facts, "measured": {"acceptance_rate": round(reached, 2), "where": where}})
         print(print_bench(bench))
 
     def measure_bits(self, chosen: str) -> dict[str, dict[str, float]]:
@@ -136,7 +134,7 @@ class Stages:
                 rows[f"{role}, {label}"] = measure_bits(model.network, windows, tok)
         return rows
 
-    def write_samples(self, target: Path, precision: str, count: int = 5) -> list[str]:
+    def write_samples(self, target: Path, precision: str = FASTEST, count: int = 5) -> list[str]:
         """The first of the bundled prompts and what the target makes of them."""
         settings = Settings(
             target=str(target), method="plain", temperature=0.7, precision=precision, device="cpu", chat="off",
@@ -176,9 +174,10 @@ class Stages:
         }
 
     def card(self) -> None:
-        """evaluation.json -> output/README.md."""
+        """evaluation.json, bench.json -> output/README.md."""
         sources = json.loads((self.work / "corpus" / "sources.json").read_text())
-        write_card(self.output / "README.md", read_results(self.work / "evaluation.json"), sources)
+        results = [read_results(self.work / name) for name in ("evaluation.json", "bench.json")]
+        write_card(self.output / "README.md", {**results[0], **results[1]}, sources)
 
 
 def count_parameters(shape: Shape) -> int:

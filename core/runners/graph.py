@@ -212,13 +212,12 @@ class GraphRunner:
         return self._forwards[what](self._store, inputs, rows or len(ids))
 
     def _new_forward(self, what: int | tuple[int, ...] | None) -> Forward:
-        layers, noted = (None, what) if isinstance(what, tuple) else (what, ())
         if self.fused:
-            return FusedPass(self.fused, layers, noted)
-        if noted:
-            tap = Tap(self._network, noted)
+            return FusedPass(self.fused, what)
+        if isinstance(what, tuple):
+            tap = Tap(self._network, what)
             return ModulesPass(tap.network, tap)
-        return ModulesPass(self._network if layers is None else early_exit_network(self._network, layers))
+        return ModulesPass(self._network if what is None else early_exit_network(self._network, what))
 
 
 class GraphView:

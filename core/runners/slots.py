@@ -85,7 +85,6 @@ class Slots:
         self.store = StaticStore(network, 1, limit, count)
         self.captures = Captures(self.store.device, most=MOST_ROWS)
         self._free = list(range(count))
-        self._forwards: dict[Any, FusedPass] = {}
 
     @contextmanager
     def lease(self, room: int = 0) -> Iterator[SlotRunner]:
@@ -187,12 +186,9 @@ class Slots:
         depth: Tensor | None = None,
         within: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        if what not in self._forwards:
-            layers, noted = (None, what) if isinstance(what, tuple) else (what, ())
-            self._forwards[what] = FusedPass(self.fused, layers, noted)
         depth = self.store.order(ids.shape[1]) if depth is None else depth
         inputs = Inputs(ids, where[0], where[1], reach, depth, within, first)
-        return self._forwards[what](self.store, inputs, rows)
+        return FusedPass(self.fused, what)(self.store, inputs, rows)
 
 
 class SlotRunner(GraphRunner):

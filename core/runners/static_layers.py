@@ -15,7 +15,6 @@ a long cache it goes in parts (`core.runners.attention`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,13 +127,13 @@ class StaticNetwork(Build):
 
 
 class FusedPass:
-    """A pass over a static cache through the first `layers` layers (None: all), noting what is at the boundaries
-    `noted`."""
+    """A pass over a static cache through all layers (`what`: None), through the first so many (a number), or through
+    all, noting what is at some boundaries (a tuple)."""
 
-    def __init__(self, net: StaticNetwork, layers: int | None = None, noted: Sequence[int] = ()) -> None:
+    def __init__(self, net: StaticNetwork, what: int | tuple[int, ...] | None = None) -> None:
         self._net = net
-        self._depth = net.depth if layers is None else layers
-        self._noted = tuple(noted)
+        self._depth = what if isinstance(what, int) else net.depth
+        self._noted = what if isinstance(what, tuple) else ()
 
     def __call__(self, store: StaticStore, inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
         """Feed the inputs where they stand: the last so many rows of logits [rows, padded vocab] of all B·n, text after

@@ -2,14 +2,13 @@
 
 import copy
 from dataclasses import replace
-from itertools import islice
 from threading import Lock
 
 import pytest
 import torch
 from heads import fused_head, taught_head
 from test_graph import CLOSE, TREE, static_of
-from test_together import METHODS, TEXTS, alone, at_once, settings_of
+from test_together import METHODS, TEXTS, alone, at_once, gone_in_the_middle, settings_of
 from tiny import VOCABULARY, random_prompt, target_of
 from transformers import AutoModelForCausalLM
 
@@ -278,11 +277,7 @@ def test_methods_go_side_by_side(graphs):
 
 def test_what_goes_away_in_the_middle_ends_all(graphs):
     """And gives every slot back; the next texts are as if nothing had been."""
-    texts = [(prompt, settings_of("draft", tokens)) for prompt, tokens in TEXTS]
-    events = decode_together(graphs, texts, 3)
-    runs = {told.text: told.run for told in islice(events, 7)}
-    events.close()
-    assert {run.stop_reason for run in runs.values()} == {"cancelled"}
+    gone_in_the_middle(graphs)
     for model in (graphs.target, graphs.draft):
         with model.slots(3) as slots:
             assert len(slots._free) == slots.count

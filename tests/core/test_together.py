@@ -123,13 +123,18 @@ def test_what_is_timed_in_the_middle_of_a_text_runs_alone(pair, monkeypatch):
     assert [len(run.token_ids) for run in runs] == [24] * 3
 
 
-def test_what_goes_away_in_the_middle_ends_all(pair):
-    """And gives every cache back; the next texts are as if nothing had been."""
+def gone_in_the_middle(pair):
+    """Begin with three texts at once, and go away."""
     texts = [(prompt, settings_of("draft", tokens)) for prompt, tokens in TEXTS]
     events = decode_together(pair, texts, 3)
     runs = {told.text: told.run for told in islice(events, 7)}
     events.close()
     assert {run.stop_reason for run in runs.values()} == {"cancelled"}
+
+
+def test_what_goes_away_in_the_middle_ends_all(pair):
+    """And gives every cache back; the next texts are as if nothing had been."""
+    gone_in_the_middle(pair)
     assert at_once(pair, "draft", 0.0, 2) == alone(pair, "draft", 0.0)
 
 

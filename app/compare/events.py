@@ -16,7 +16,7 @@ from typing import Any
 from app.compare.lanes import lane_names, short_precision, target_name
 from app.compare.servers import ServerContender, answer, connect_all, give_up, own_waits, server_row, warm
 from app.header import pair_name, short_pair, with_head
-from app.playground.race import end_event, run_head
+from app.playground.race import end_event, round_event, run_head
 from app.serving import TOPS, Engine
 from app.serving.device import Device
 from app.serving.turns import Event, Stop, fetching, loading
@@ -327,10 +327,7 @@ def _shown(lane: Tolerant, round_: Round) -> Iterator[Event]:
     """A lane's round, and its end with its last one. Of a lane that was added nothing is shown but its figures."""
     if lane.contender.added:
         return
-    event: Event = {"e": "round", "lane": str(lane.contender.number), "round": round_.to_dict()}
-    if not round_.index:
-        event["prefill"] = lane.run.prefill_seconds + lane.run.draft_prefill_seconds
-    yield event
+    yield round_event(str(lane.contender.number), lane.run, round_)
     if lane.run.stop_reason:
         yield end_event(str(lane.contender.number), lane.run)
 

@@ -19,7 +19,7 @@ from app.serving.device import Device
 from app.serving.turns import Event, Stop, fetching, with_device, with_pair
 from app.tokens.markup import plural
 from core.measuring.deciding import speedup_range
-from core.records import Divergence, Metrics, Run, Settings, first_divergence, repeats_itself, summarise
+from core.records import Divergence, Metrics, Round, Run, Settings, first_divergence, repeats_itself, summarise
 
 
 def queued_race(
@@ -53,15 +53,10 @@ def race(engine: Engine, pair: Any, prompt: str, settings: Settings, stop: Stop,
     kinds = ["plain"] if settings.method == "plain" else ["speculative", "plain"]
     for kind, lane in zip(kinds, lanes):
         yield {"e": "open", "lane": kind, "run": run_head(lane.run)}
-    started: set[int] = set()
     going = set(range(len(lanes)))
     for index, round_ in engine.race(lanes):
         run = lanes[index].run
-        event: Event = {"e": "round", "lane": kinds[index], "round": round_.to_dict()}
-        if index not in started:
-            started.add(index)
-            event["prefill"] = run.prefill_seconds + run.draft_prefill_seconds
-        yield event
+        yield round_event(kinds[index], run, round_)
         if run.stop_reason and index in going:
             going.discard(index)
             yield end_event(kinds[index], run)
@@ -88,6 +83,14 @@ def run_head(run: Run) -> Event:
     return {key: document[key] for key in ("schema", "settings", "environment", "prompt", "prompt_ids")}
 
 
+def round_event(kind: str, run: Run, round_: Round) -> Event:
+    """A round as in the document; with a lane's first, how long its prompt took to read."""
+    event: Event = {"e": "round", "lane": kind, "round": round_.to_dict()}
+    if not round_.index:
+        event["prefill"] = run.prefill_seconds + run.draft_prefill_seconds
+    return event
+
+
 def end_event(kind: str, run: Run) -> Event:
     document = run.to_dict()
     rest = {key: document[key] for key in ("token_ids", "text", "stop_reason", "metrics")}
@@ -97,11 +100,8 @@ def end_event(kind: str, run: Run) -> Event:
 def lane_events(kind: str, run: Run) -> Iterator[Event]:
     """The events of a lane that is over: its run document in parts."""
     yield {"e": "open", "lane": kind, "run": run_head(run)}
-    for index, round_ in enumerate(run.rounds):
-        event: Event = {"e": "round", "lane": kind, "round": round_.to_dict()}
-        if not index:
-            event["prefill"] = run.prefill_seconds + run.draft_prefill_seconds
-        yield event
+    for round_ in run.rounds:
+        yield round_event(kind, run, round_)
     yield end_event(kind, run)
 
 

@@ -34,18 +34,17 @@ def sidebar(
     reasons: dict[str, str | None],
     most: int = MOST_NEW_TOKENS,
     layers: int = 2,
-    chat: bool = False,
     unload: bool = True,
 ) -> dict[str, Any]:
     """The controls by name; `pair` lays out those of the pair (`Picker.build`), `reasons` says of each method why the
-    pair cannot use it (None: it can), `layers` how many the target has, `chat` whether it takes a system prompt;
-    `unload`: whether a visitor may free the models."""
+    pair cannot use it (None: it can), `layers` how many the target has; `unload`: whether a visitor may free the
+    models."""
     own: dict[str, dict[str, Any]] = {
         "max_new_tokens": {"most": most},
         "tree": {"visible": METHODS[settings.method].heeds("tree")},
         "exit_layer": {"visible": METHODS[settings.method].heeds("exit_layer"), "most": layers - 1},
-        "chat": {"visible": chat},
-        "system": {"visible": chat},
+        "chat": {"visible": False},  # until the pair is looked at
+        "system": {"visible": False},
     }
     with gr.Sidebar(width=288, open=False, elem_id="sidebar"):
         controls = pair()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 from gradio.events import Dependency
@@ -18,7 +18,7 @@ from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import Event, guarded, sentence, with_device
 from app.serving.visit import Visit
-from app.settings import NAMED, pair_from
+from app.settings import NAMED, PAIR_CONTROLS, pair_from
 from app.sidebar import control, follow_pair
 from app.sidebar.card import card_html, outlooks_html, trouble_html, waiting_html
 from core.drafting.methods import HEAD, HEADS, METHODS, Means, method_of
@@ -106,8 +106,20 @@ def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:
     return Means(no_draft, no_head, kind if head else HEAD, found["target"]["layers"], alike).reasons()
 
 
+class Asked(NamedTuple):
+    """What the controls say of a pair: the entry of the list, what is typed, and the method beside it."""
+
+    pair: str
+    target: str
+    draft: str
+    revision: str
+    precision: str = "auto"
+    draft_precision: str = "auto"
+    method: str = ""
+
+
 class Picker:
-    """The list, the fields of a pair that is typed, the card, and Unload."""
+    """The list, the fields of a pair that is typed, the card, and Unload. `values` are those of `Asked`."""
 
     def __init__(self, engine: Engine, device: Device, public: bool = False) -> None:
         self.engine = engine
@@ -170,18 +182,18 @@ class Picker:
         controls["unload"].click(self.unload, None, controls["unloaded"], concurrency_limit=None, **PRIVATE)
         typed = [event for field in fields for event in (field.submit, field.blur)]
         options: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "always_last", **PRIVATE}
-        of_pair = [controls[name] for name in ("pair", *NAMED, "precision", "draft_precision")]
-        predicting = self.predict, [controls[name] for name in ("gpu", "pair", *NAMED)] + [visit], controls["outlook"]
+        asked = [visit, *(controls[name] for name in Asked._fields)]
+        predicting = self.predict, [controls["gpu"], visit, controls["pair"], *fields], controls["outlook"]
         gr.on([controls["gpu"].change, controls["pair"].change, *typed], *predicting, **options)
         gr.on(
             [page.load, *(controls[name].change for name in ("pair", "precision", "draft_precision")), *typed],
             self.look,
-            [*of_pair, controls["method"], visit],
+            asked,
             [controls[name] for name in ("card", *FOLLOWING)],
             **options,
             **UNCHECKED,
         )
-        learning = self.learn, [*of_pair, controls["method"], visit], controls["card"]
+        learning = self.learn, asked, controls["card"]
         controls["method"].change(*learning, **options, **UNCHECKED)
         finished.then(*learning, **options, **UNCHECKED).then(*predicting, **options)
         return recognised
@@ -204,54 +216,35 @@ class Picker:
             return [same[0] if same else pair, *self.fill(same[0] if same else pair)]
         return [OTHER, *(gr.update(visible=True) for _ in NAMED)]
 
-    def look(
-        self,
-        pair: str,
-        target: str,
-        draft: str,
-        revision: str,
-        precision: str,
-        draft_precision: str,
-        method: str,
-        visit: Visit,
-    ) -> Iterator[list[Any]]:
+    def look(self, visit: Visit, *values: Any) -> Iterator[list[Any]]:
         """The card of a pair: at once that it is being looked at, then what was found and the controls that follow."""
-        unchanged = [gr.skip() for _ in FOLLOWING]
+        asked, unchanged = Asked(*values), [gr.skip() for _ in FOLLOWING]
         try:
-            if pair == OTHER and not target:
+            if asked.pair == OTHER and not asked.target:
                 words = "Name a target, and a draft for it; this card will tell what they would be like here."
                 yield [waiting_html(words), *unchanged]
                 return
-            settings = self._named(pair, target, draft, revision, precision, draft_precision, method)
+            settings = self._named(asked)
             yield [waiting_html("Looking at the models' configs…"), *unchanged]
             found = self.engine.inspect(settings, measured_acceptance(visit, settings))
             loaded = self.engine.loaded(settings)
             reasons = self.engine.methods(loaded) if loaded is not None else reasons_of(found)
-            updates = follow_pair(reasons, method, found["target"]["layers"], bool(found["target"]["chat"]))
+            updates = follow_pair(reasons, asked.method, found["target"]["layers"], bool(found["target"]["chat"]))
             following = [updates[name] for name in FOLLOWING]
-            yield [self._card(pair, settings, visit, found), *following]
-            if pair == OTHER:  # "which draft for my target?"
-                yield [self._card(pair, settings, visit, found, self.engine.drafts(settings)), *following]
+            yield [self._card(asked.pair, settings, visit, found), *following]
+            if asked.pair == OTHER:  # "which draft for my target?"
+                yield [self._card(asked.pair, settings, visit, found, self.engine.drafts(settings)), *following]
         except Exception as error:
             yield [trouble_html(sentence(error)), *unchanged]
 
-    def learn(
-        self,
-        pair: str,
-        target: str,
-        draft: str,
-        revision: str,
-        precision: str,
-        draft_precision: str,
-        method: str,
-        visit: Visit,
-    ) -> Any:
+    def learn(self, visit: Visit, *values: Any) -> Any:
         """The card of a pair once more: another method was chosen, or a run has told what one brings."""
+        asked = Asked(*values)
         try:
-            settings = self._named(pair, target, draft, revision, precision, draft_precision, method)
+            settings = self._named(asked)
             found = self.engine.inspect(settings, measured_acceptance(visit, settings))
-            drafts = self.engine.drafts(settings) if pair == OTHER else ()
-            return self._card(pair, settings, visit, found, drafts)
+            drafts = self.engine.drafts(settings) if asked.pair == OTHER else ()
+            return self._card(asked.pair, settings, visit, found, drafts)
         except UserError:  # the run has said it, or the card does
             return gr.skip()
         except Exception as error:
@@ -268,34 +261,25 @@ class Picker:
         chosen = self._choice(pair)
         return card_html(found, chosen.why, chosen.gated, drafts, settings.method, measured_gain(visit, settings))
 
-    def predict(self, gpus: list[str] | None, pair: str, target: str, draft: str, revision: str, visit: Visit) -> Any:
+    def predict(self, gpus: list[str] | None, visit: Visit, *values: Any) -> Any:
         """What the pair would be like on one or two GPUs that are not here; nothing where none is named."""
-        if not gpus or (pair == OTHER and not target):
+        asked = Asked(*values)
+        if not gpus or (asked.pair == OTHER and not asked.target):
             return gr.update(visible=False, value="")
         try:
-            settings = self._named(pair, target, draft, revision)
+            settings = self._named(asked)
             found, compared = self.engine.predict_on(gpus, settings, measured_acceptance(visit, settings))
             return gr.update(visible=True, value=outlooks_html(found, compared))
         except Exception as error:
             return gr.update(visible=True, value=trouble_html(sentence(error)))
 
-    def _named(
-        self,
-        pair: str,
-        target: str,
-        draft: str,
-        revision: str,
-        precision: str = "auto",
-        draft_precision: str = "auto",
-        method: str | None = None,
-    ) -> Settings:
+    def _named(self, asked: Asked) -> Settings:
         """The settings of the pair that is chosen, or typed, with the method beside it."""
-        chosen = self._choice(pair)
-        if pair != OTHER:
-            target, draft, revision = chosen.target, chosen.draft, ""
-        named = {"target": target, "draft": draft, "revision": revision}
-        found = pair_from(self.engine.settings, precision=precision, draft_precision=draft_precision, **named)
-        return replace(found, method=method) if method in METHODS else found
+        chosen = self._choice(asked.pair)
+        if asked.pair != OTHER:
+            asked = asked._replace(target=chosen.target, draft=chosen.draft, revision="")
+        found = pair_from(self.engine.settings, **{name: getattr(asked, name) for name in PAIR_CONTROLS})
+        return replace(found, method=asked.method) if asked.method in METHODS else found
 
     def unload(self) -> Iterator[str]:
         """Free the models in memory once nothing runs; the next run loads what it needs. Not for strangers, who share

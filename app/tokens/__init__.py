@@ -102,21 +102,3 @@ def stream(events: Iterable[dict[str, Any]], clock: Callable[[], float] = time.m
             shown = clock()
     if waiting:
         yield window.add(waiting)
-
-
-class Reader:
-    """The other end of `stream`: takes values as they come and gives each event once, in order."""
-
-    def __init__(self) -> None:
-        self._id: str | None = None
-        self._read = 0
-
-    def read(self, value: str) -> list[dict[str, Any]]:
-        head, *events = map(json.loads, value.splitlines())
-        if head["id"] != self._id:
-            self._id, self._read = head["id"], 0
-        if head["from"] > self._read:
-            raise ValueError("values were missed")
-        fresh = events[self._read - head["from"] :]
-        self._read += len(fresh)
-        return fresh

@@ -109,11 +109,12 @@ def predict(
 
 
 def _by_costs(costs: RoundCosts, acceptance: Acceptance | None) -> Prediction:
-    def forecast(alpha: float) -> Forecast:
-        return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
-
     holds = "by what passes were measured to cost here"
-    return _prediction("measured", costs.step / costs.plain, holds, forecast, acceptance)
+    return _prediction("measured", costs.step / costs.plain, holds, partial(_best, costs), acceptance)
+
+
+def _best(costs: RoundCosts, alpha: float) -> Forecast:
+    return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
 
 
 def _by_shape(
@@ -361,8 +362,7 @@ def pass_parts(card: Card, model: Drafter, rows: int, context: int) -> tuple[flo
 
 def _gain(card: Card, target: Sized, draft: Drafter, alpha: float, context: int) -> Forecast:
     step = pass_seconds(card, draft, 1, context)
-    costs = RoundCosts(lambda rows: pass_seconds(card, target, rows, context), lambda rows: step)
-    return Forecast(alpha, *costs.best_chain(partial(expected_tokens, alpha), range(LONGEST + 1)))
+    return _best(RoundCosts(lambda rows: pass_seconds(card, target, rows, context), lambda rows: step), alpha)
 
 
 def _decide(

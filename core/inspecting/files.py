@@ -45,6 +45,7 @@ from core.loading.precision import (
     POCKET,
     Format,
     choose_format,
+    header_of,
     packed_for_cpu,
     quantisation_of,
     refuse_int4,
@@ -53,8 +54,6 @@ from core.loading.precision import (
 from core.settings import POCKET_NAME, SMOLLM2_NAME
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
-LONGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors format."""
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 """Bytes of an element; types that are not named take one."""
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -219,19 +218,10 @@ def local_headers(folder: Path, name: str) -> dict[str, Header]:
 
 
 def read_header(file: Path, name: str) -> dict[str, Header]:
-    """The tensors of a safetensors file: eight bytes that tell the length of a JSON text, then that text."""
+    """The tensors of a safetensors file."""
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > min(LONGEST_HEADER, file.stat().st_size):
-                raise ValueError("its header is longer than the file")
-            tensors = json.loads(stream.read(length))
-        return {
-            key: Header(tensor["dtype"], tuple(tensor["shape"]))
-            for key, tensor in tensors.items()
-            if key != "__metadata__"
-        }
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return {key: Header(tensor["dtype"], tuple(tensor["shape"])) for key, tensor in header_of(file).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{name} cannot be read: {file.name} is no safetensors file ({first_line(error)})") from error
 
 

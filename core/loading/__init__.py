@@ -220,11 +220,7 @@ def _bytes_in_memory(folder: Path, config: Any, device: torch.device, format_: F
         return sum(tensor_bytes(folder).values())
     layout = None
     if format_.precision == "nf4":
-        saved = quantisation_of(config) or {}
-        kept = saved.get("llm_int8_skip_modules")
-        layout = memory.NF4(
-            saved.get("bnb_4bit_use_double_quant", not saved), packed_for_cpu(device), tuple(kept) if kept else None
-        )
+        layout = memory.NF4.of(quantisation_of(config), packed_for_cpu(device))
     network = memory.skeleton(config)
     counted = memory.weights(network, format_.dtype, layout)
     fused = memory.as_fused(counted, network, device, format_.precision, format_.dtype).total

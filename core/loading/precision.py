@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -39,6 +39,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "int4"}
 Placement = Literal["one", "spread"]
 SLACK = 1.05
 """How much more than its weights a load is given: buffers, and the tensor that is being quantised."""
+LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors format."""
 OLDEST_BITSANDBYTES = "0.50"
 """Older ones unpack a whole 4-bit weight in every pass over more than one token, which is every verification."""
 
@@ -380,19 +382,25 @@ def _metered(entries: Any, sizes: dict[str, int], meter: Meter) -> Iterator[Any]
         meter.add(sum(sizes.get(source, 0) for found in sources for source in found))
 
 
+def header_of(file: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file as its header has them: eight bytes tell the length of a JSON text, then comes
+    that text. Raises OSError, ValueError or AttributeError for a file that is none."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > min(LONGEST_HEADER, file.stat().st_size):
+            raise ValueError("its header is longer than the file")
+        header = json.loads(stream.read(length))
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+
+
 def tensor_bytes(folder: Path) -> dict[str, int]:
-    """Bytes of every tensor in a folder's safetensors files, from their headers: eight bytes that tell the length of a
-    JSON text, then that text. A file that is none has no tensors here; reading it will say what is wrong."""
+    """Bytes of every tensor in a folder's safetensors files. A file that is none has no tensors here; reading it will
+    say what is wrong."""
     sizes: dict[str, int] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with file.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                header = json.loads(stream.read(min(length, file.stat().st_size)))
-            spans = {key: entry["data_offsets"] for key, entry in header.items() if key != "__metadata__"}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-        sizes |= {key: end - start for key, (start, end) in spans.items()}
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            spans = {name: tensor["data_offsets"] for name, tensor in header_of(file).items()}
+            sizes |= {name: end - start for name, (start, end) in spans.items()}
     return sizes
 
 

@@ -30,11 +30,11 @@ from core.loading.geometry import describe_geometry
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.measuring.peers import Peer
+from core.progress import Progress, silent
 from core.records import SCHEMA, Run, Settings, Spread, repeats_itself, summarise
 from core.runners.clock import PassTimer, synchronise
 from core.text import encode_prompt, read_prompts
 
-Progress = Callable[[str], None]
 LENGTHS = (*range(1, 10), 12, 13, 16, 17)
 """Passes whose cost is measured: every length around 4, 8, 12 and 16, where kernels take their steps."""
 
@@ -73,7 +73,7 @@ def bench(
     variants: dict[str, Settings],
     repeats: int = 3,
     peers: Mapping[str, Peer] | None = None,
-    progress: Progress = lambda message: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Measure each variant (name -> settings) on each prompt; `plain` is always measured. A bench document."""
     base = next(iter(variants.values()))
@@ -252,7 +252,7 @@ def growth(
     pair: Pair,
     variants: dict[str, Settings],
     contexts: Sequence[int],
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """For each context, each variant's mean milliseconds of a round while the text reaches that length: all of it, its
     bare forward passes, and what is neither drafting nor verifying. Run twice, the first as warm-up."""

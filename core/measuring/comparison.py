@@ -47,10 +47,13 @@ class Heat:
     baseline: Contender
 
 
+def _target_of(settings: Settings) -> tuple[Any, ...]:
+    return settings.target, settings.precision, settings.revision, settings.device
+
+
 def same_target(one: Settings, other: Settings) -> bool:
     """Whether plain decoding by the one is what runs by the other are held against."""
-    names = ("target", "precision", "revision", "device")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+    return _target_of(one) == _target_of(other)
 
 
 def heats(lanes: Sequence[Settings]) -> list[Heat]:
@@ -58,8 +61,7 @@ def heats(lanes: Sequence[Settings]) -> list[Heat]:
     has none. Lanes are numbered from 1, those added go on from the last."""
     groups: dict[tuple[Any, ...], list[Contender]] = {}
     for number, settings in enumerate(lanes, 1):
-        key = (settings.target, settings.precision, settings.revision, settings.device)
-        groups.setdefault(key, []).append(Contender(number, settings))
+        groups.setdefault(_target_of(settings), []).append(Contender(number, settings))
     found = []
     number = len(lanes)
     for group in groups.values():

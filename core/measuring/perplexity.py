@@ -6,7 +6,7 @@ Perplexity is exp of the mean negative log-likelihood of a token given those bef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from core.errors import UserError, release_memory
 from core.loading import load_model, resolve_device
 from core.loading.model import Model
+from core.progress import Progress, silent
 from core.records import SCHEMA
 from core.runners import ids_on
 
@@ -43,7 +44,7 @@ def compare_precisions(
     precisions: Sequence[str],
     device: str = "auto",
     revision: str | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """The perplexity of one text in each precision, loaded one after the other. Raises UserError where the text is too
     short or a precision cannot be had."""

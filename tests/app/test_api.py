@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from driving import free_port
 from fakes import FakeEngine
+from opened import Reader
 
 from app.api import leave_to_programs
 from app.page import build, launch_options
-from app.tokens import Reader
 from core.records import run_from_dict, summarise
 
 gradio_client = pytest.importorskip("gradio_client")

@@ -7,13 +7,12 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from opened import finished_race
+from opened import Reader, finished_race
 
 from app.compare.events import Comparison
 from app.history import History, columns, row, table
 from app.playground.take_away import as_json, export
 from app.serving.visit import Visit
-from app.tokens import Reader
 from core.records import Settings, summarise
 from core.text import Prompt
 

@@ -150,20 +150,20 @@ def test_methods_follow_from_the_inspection_as_from_the_loaded_pair():
 
 def test_the_card_of_a_pair_that_is_not_there_is_its_sentence():
     picker = Picker(FakeEngine(), Device())
-    shown = [values[0] for values in picker.look(OTHER, "owner/missing", "", "", "auto", "auto", "draft", Visit())]
+    shown = [values[0] for values in picker.look(Visit(), OTHER, "owner/missing", "", "", "auto", "auto", "draft")]
     assert "Looking at" in shown[0]
     assert "The Hub has no model" in shown[-1]
-    (first,) = [values[0] for values in picker.look(OTHER, "", "", "", "auto", "auto", "draft", Visit())]
+    (first,) = [values[0] for values in picker.look(Visit(), OTHER, "", "", "", "auto", "auto", "draft")]
     assert "Name a target" in first
-    (unknown,) = [values[0] for values in picker.look("nonsense", "", "", "", "auto", "auto", "draft", Visit())]
+    (unknown,) = [values[0] for values in picker.look(Visit(), "nonsense", "", "", "", "auto", "auto", "draft")]
     assert "no pair" in unknown
 
 
 def test_drafts_for_a_typed_target_are_named_the_best_first():
     picker = Picker(FakeEngine(), Device())
-    *_, last = [values[0] for values in picker.look(OTHER, "owner/own", "", "", "auto", "auto", "draft", Visit())]
+    *_, last = [values[0] for values in picker.look(Visit(), OTHER, "owner/own", "", "", "auto", "auto", "draft")]
     assert last.index("owner/tiny, 2.1×") < last.index("owner/&lt;b&gt;small&lt;/b&gt;, 1.4×")
-    *_, listed = [values[0] for values in picker.look("small-pair", "", "", "", "auto", "auto", "draft", Visit())]
+    *_, listed = [values[0] for values in picker.look(Visit(), "small-pair", "", "", "", "auto", "auto", "draft")]
     assert "Drafts with its tokens" not in listed
 
 
@@ -371,14 +371,14 @@ def test_the_header_of_a_pair_that_is_not_loaded_and_remarks_on_one_that_is():
 def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
     """What was measured of this very pair is named beside what is assumed; another pair's runs say nothing of it."""
     picker, visit = Picker(FakeEngine(), Device()), Visit()
-    hidden = picker.predict([], "default", "", "", "", visit)
+    hidden = picker.predict([], visit, "default", "", "", "")
     assert hidden["visible"] is False
-    shown = picker.predict(["RTX 4070"], "small-pair", "", "", "", visit)["value"]
+    shown = picker.predict(["RTX 4070"], visit, "small-pair", "", "", "")["value"]
     assert "not a measurement" in shown and "accepted, measured" not in shown
     assert (
         "<td>15,872</td><td>does not fit</td>" in shown and "<td>1.70×<small>4 drafted</small></td><td>–</td>" in shown
     )
-    two = picker.predict(["RTX 4070", "<b>"], "small-pair", "", "", "", visit)["value"]
+    two = picker.predict(["RTX 4070", "<b>"], visit, "small-pair", "", "", "")["value"]
     assert two.count("not a measurement") == 2 and "writes 1.5× as fast as &lt;b&gt;" in two
     for pair, rate in ((("owner/small", "owner/tiny"), 0.5), (("owner/large", "owner/tiny"), 0.9)):
         settings = Settings(target=pair[0], draft=pair[1], method="draft", max_new_tokens=96)
@@ -388,7 +388,7 @@ def test_another_gpu_is_a_prediction_by_precision_and_acceptance() -> None:
         visit.add("race", [lane.run])
     found = measured_acceptance(visit, Settings(target="owner/small", draft="owner/tiny"))
     assert found is not None and found.rate == summarise(visit.entries[0].runs[0]).acceptance_rate
-    shown = picker.predict(["RTX 4070"], "small-pair", "", "", "", visit)["value"]
+    shown = picker.predict(["RTX 4070"], visit, "small-pair", "", "", "")["value"]
     assert f"{found.rate:.0%} accepted, measured" in shown
 
 
@@ -406,7 +406,7 @@ def test_the_card_predicts_by_the_method_that_is_chosen(method) -> None:
 def test_from_the_first_run_on_the_card_goes_by_the_visitors_own() -> None:
     """By those of this pair and method alone: another method has brought nothing yet."""
     picker, visit, engine = Picker(FakeEngine(), Device()), Visit(), FakeEngine(pace=0)
-    assert "predicted" in picker.learn(*ASKED, "draft", visit)
+    assert "predicted" in picker.learn(visit, *ASKED, "draft")
     settings = Settings(target="owner/small", draft="owner/tiny", max_new_tokens=96)
     races = []
     for _ in range(2):
@@ -417,11 +417,11 @@ def test_from_the_first_run_on_the_card_goes_by_the_visitors_own() -> None:
         visit.add("race", races[-1])
     gain = gain_of(races)
     assert gain and gain.low < gain.speedup < gain.high and not gain.same
-    card = picker.learn(*ASKED, "draft", visit)
+    card = picker.learn(visit, *ASKED, "draft")
     assert f"{gain.speedup:.2f}× ({gain.low:.2f} to {gain.high:.2f}) in your last 2 runs here" in card
     assert "predicted" not in card
     for method, words in (("ngram", "your first run tells"), ("plain", "held against")):
-        assert words in picker.learn(*ASKED, method, visit)
+        assert words in picker.learn(visit, *ASKED, method)
     drew = gain_of([(races[0][1], races[0][1])])
     assert drew and drew.same
     assert "about the same as plain: 1.00× (" in dict(facts(inspection(settings), "draft", drew))["Speed-up"]
@@ -456,5 +456,5 @@ def test_nothing_is_downloaded_for_a_pair_that_does_not_fit(monkeypatch):
 def test_a_card_that_cannot_be_drawn_anew_says_so(caplog):
     engine = FakeEngine()
     engine.inspect = lambda *_: {}["memory"]
-    assert "failed on our side" in Picker(engine, Device()).learn(*ASKED, "draft", Visit())
+    assert "failed on our side" in Picker(engine, Device()).learn(Visit(), *ASKED, "draft")
     assert "KeyError" in caplog.text

@@ -4,6 +4,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from fakes import FakeEngine
+from opened import Reader
 
 from app.playground import Playground
 from app.playground.race import queued_race
@@ -12,7 +13,6 @@ from app.serving.turns import OUR_FAULT, guarded
 from app.serving.visit import Visit
 from app.settings import CONTROLS, NAMED, start_of
 from app.sidebar.picker import Picker
-from app.tokens import Reader
 from core.records import Run, Settings, run_from_dict
 
 SETTINGS = Settings(max_new_tokens=40, draft_length=5)

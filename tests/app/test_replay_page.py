@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine
+from opened import Reader
 
 from app.assets import asset, theme
 from app.playground.race import queued_race
 from app.serving.device import Device
-from app.tokens import Reader
 from app.tokens.replay import lanes_of, replay_events, replay_page, replay_value
 from core.records import SCHEMA, Run, Settings
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine
+from opened import Reader
 from stand_in_servers import STEPS, WORDS, stand_in_server
 
 from app.compare import ONE_PROMPT, Compare
@@ -22,7 +23,6 @@ from app.serving.device import Device
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
 from app.sidebar.picker import choices
-from app.tokens import Reader
 from core.errors import UserError
 from core.records import SCHEMA, run_from_dict
 from core.servers import Server, ServerChunk, ServerRun, load_document

@@ -3,9 +3,10 @@ import json
 from typing import Any
 
 import pytest
+from opened import Reader
 
 from app.assets import asset, modules
-from app.tokens import UPDATES_PER_SECOND, Reader, Window, encode, stream
+from app.tokens import UPDATES_PER_SECOND, Window, encode, stream
 
 
 def lines(value: str) -> list[dict[str, Any]]:

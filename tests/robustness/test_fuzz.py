@@ -22,6 +22,7 @@ import pytest
 from fakes import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from opened import Reader
 
 from app.api import STARTING
 from app.history.run_file import read_run_file
@@ -32,7 +33,6 @@ from app.serving import Engine
 from app.serving.device import Device
 from app.serving.turns import OUR_FAULT
 from app.settings import CONTROLS, settings_from
-from app.tokens import Reader
 from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.settings import Settings

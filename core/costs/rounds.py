@@ -80,7 +80,7 @@ class RoundCosts:
     `draft`: the drafter's first pass of a round, over the newest token and those it missed; `following`: its pass over
     one token right behind another of its own (without it, draft(1)). Beside its passes, a round takes `overhead`, and
     for each drafted token what it takes to draw it, `drawing`, and to judge it, `judging`. `catches_up`: whether tokens
-    that others drafted, or nobody, are still to be read by the drafter.
+    that others drafted, or nobody, are still to be read by the drafter; `rereads`: so are its own that stand.
     """
 
     target: Seconds
@@ -90,6 +90,7 @@ class RoundCosts:
     drawing: float = 0.0
     judging: float = 0.0
     catches_up: bool = True
+    rereads: bool = False
 
     @property
     def plain(self) -> float:
@@ -162,6 +163,16 @@ class RoundCosts:
         """What reading `behind` missed tokens adds to the drafter's first pass."""
         return self.draft(1 + behind) - self.draft(1) if behind and self.catches_up else 0.0
 
+    def missed(self, round_: Round, behind: int, drafted: bool = True) -> int:
+        """How many tokens the drafter is late after a round, `behind` before it; `drafted`: by it."""
+        looked_further = round_.refused is not None
+        if not (drafted and (round_.drafted or looked_further)):
+            return behind + len(round_.kept)
+        if self.rereads:
+            return len(round_.kept) - 1
+        # After full acceptance it has not fed its own last token, unless for a look at the next.
+        return int(not looked_further and all(token.outcome == "accepted" for token in round_.drafted))
+
     def speed_up(self, expected: float, length: int, share: float = 1.0) -> float:
         """Over plain decoding, with `expected` tokens from a round that drafts `length`: the honest formula,
         E · t(1) / (γ·t_draft + t(γ+1) + overhead), overhead also on a plain step. Of the rounds a `share` drafts, the
@@ -194,15 +205,6 @@ def exit_costs(verify: CostTable, draft: CostTable) -> RoundCosts:
     return RoundCosts(verify, draft, draft.following, catches_up=False)
 
 
-def missed(round_: Round, behind: int, drafted: bool = True) -> int:
-    """How many tokens a drafter of chains is late after a round, `behind` before it; `drafted`: by it."""
-    looked_further = round_.refused is not None
-    if not (drafted and (round_.drafted or looked_further)):
-        return behind + len(round_.kept)
-    # After full acceptance it has not fed its own last token, unless for a look at the next.
-    return int(not looked_further and all(token.outcome == "accepted" for token in round_.drafted))
-
-
 @dataclass(frozen=True)
 class Promise:
     """What measured costs and acceptance allow a run: its rounds would yield `tokens` and take `seconds`, overhead
@@ -232,5 +234,5 @@ def promise(rounds: Sequence[Round], costs: RoundCosts) -> Promise:
         tokens += expected_tokens_by_position(reached[source], drafted)
         spent = of_source[source].chain(drafted, behind, round_.refused is not None)
         seconds += spent - costs.overhead
-        behind = missed(round_, behind, drafted=source != "ngram")
+        behind = costs.missed(round_, behind, drafted=source != "ngram")
     return Promise(tokens, seconds, len(rounds), costs.target(1))

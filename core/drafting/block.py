@@ -84,7 +84,7 @@ def _build(parts: Parts) -> Built:
 
 def _costs(passes: PassCosts, settings: Settings) -> RoundCosts | None:
     """A whole block, and for each token more what drawing it takes."""
-    return passes.head and RoundCosts(passes.target, passes.head.read, passes.head.draft(1))
+    return passes.head and RoundCosts(passes.target, passes.head.read, passes.head.draft(1), rereads=True)
 
 
 WAYS = {"block": Way(_build, _costs)}

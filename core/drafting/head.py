@@ -298,7 +298,7 @@ def _build_tree(parts: Parts) -> Built:
 
 def _costs(passes: PassCosts, beams: int = 1) -> RoundCosts | None:
     """Of rounds that go on from `beams` of the head's own outputs at a time."""
-    return passes.head and RoundCosts(passes.target, passes.head.read, passes.head.draft(beams))
+    return passes.head and RoundCosts(passes.target, passes.head.read, passes.head.draft(beams), rereads=True)
 
 
 WAYS = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.costs.rounds import RoundCosts, missed
+from core.costs.rounds import RoundCosts
 from core.records import Round, Source, depths
 from core.settings import SPECS
 
@@ -201,11 +201,11 @@ class Adaptive:
         for position, token in zip(depths(round_), round_.drafted):
             if token.outcome != "ignored":
                 self.acceptance.add(position, token.outcome == "accepted")
-        self._behind = missed(round_, self._behind)
+        self._behind = self._costs.missed(round_, self._behind)
 
     def pass_over(self, round_: Round) -> None:
         """A round in which another drafter drafted, or nobody."""
-        self._behind = missed(round_, self._behind, drafted=False)
+        self._behind = self._costs.missed(round_, self._behind, drafted=False)
 
 
 class Worth:

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from core.costs.rounds import RoundCosts, Shape, count_nodes, missed
+from core.costs.rounds import RoundCosts, Shape, count_nodes
 from core.drafting import Draft
 from core.drafting.build import Built, Parts, Way
 from core.drafting.length import Fixed, Probing, Recorded
@@ -198,7 +198,7 @@ class AdaptiveShape:
             self._standing = 0
         # Of a tree the drafter keeps nothing, of a chain all that stands.
         branched = round_.drafted and set(self()) != {1}
-        self._behind = len(round_.kept) - 1 if branched else missed(round_, self._behind)
+        self._behind = len(round_.kept) - 1 if branched else self._costs.missed(round_, self._behind)
 
     def _best(self) -> Shape:
         """A level is passed if any of its siblings is accepted."""

@@ -9,7 +9,8 @@ import torch
 from heads import CONFIG, REDUCED, VARIANTS, fused_head, random_head, taught_head, true_features
 from tiny import VOCABULARY, bfloat16_by_default, random_prompt, target_of, target_runner
 
-from core.decoding import speculative, take_step
+from core.costs.rounds import RoundCosts, free
+from core.decoding import record, speculative, take_step
 from core.drafting.head import HeadDrafter
 from core.drafting.length import Fixed
 from core.drafting.ngram import CombinedDrafter, NgramDrafter
@@ -152,9 +153,12 @@ def test_cache_and_features_after_every_round(kind, sampling):
     prefill(target, context[:-1], never)
     drafter.prefill(context[:-1], never)
     assert drafter.runner.length == 28
-    lengths = set()
+    lengths, behind, costs = set(), 0, RoundCosts(free, rereads=True)
     for gamma in (4, 1, 0, 0, 3, 6, 2, 5, 5, 5):
+        unread = drafter._features.end - drafter._features.start
+        assert unread == 1 + behind, "what costs foretell is what a head reads anew"
         step = take_step(target, drafter if gamma else None, context, gamma, sampling, numbers)
+        behind = costs.missed(record(step, 0, sampling, frozenset()), behind)
         lengths.add(len(step.kept))
         context = context + step.kept
         assert drafter._features.end == target.length == len(context) - 1

@@ -295,7 +295,7 @@ def _batches(
     numbers = (
         "In a batch, plain decoding shares the reading of weights already. "
         f"Foretold by what passes cost: {tail}; speed-up by texts at once: {points}. Passes over more than "
-        f"{max(measured.seconds)} tokens are not measured for this but continued in a straight line."
+        f"{max(measured.seconds)} tokens are not measured for this but continued as the longest measured ones climb."
     )
     name = name if lost in (None, 1) else f"From about {lost} texts at once, foretold"
     return lost is not None, name, _on_servers(numbers, load, servers, here=True)

@@ -266,8 +266,8 @@ def in_batches(
     and yield `tokens`; `proposing` are the passes of what drafts, None where texts are drafted one after the other."""
 
     def speed_up(batch: int) -> float:
-        drafting = one * (continued(proposing, batch) / proposing(1) if proposing else batch)
-        return RoundCosts(lambda n: continued(table, batch * n), lambda n: drafting).speed_up(tokens, gamma)
+        drafting = one * (proposing(batch) / proposing(1) if proposing else batch)
+        return RoundCosts(lambda n: table(batch * n), lambda n: drafting).speed_up(tokens, gamma)
 
     return [(batch, speed_up(batch)) for batch in BATCHES]
 
@@ -278,21 +278,12 @@ def batch_limit(speed_ups: Sequence[tuple[int, float]]) -> int | None:
     return next((batch for batch, _ in speed_ups if batch > winning), None)
 
 
-def continued(table: CostTable, n: int) -> float:
-    """Seconds of a pass over n tokens; past the last measured length in the straight line through first and last."""
-    last = max(table.seconds)
-    return table(n) if n <= last else table.seconds[last] + (n - last) * _slope(table)
-
-
 def fixed_share(table: CostTable) -> float:
-    """Of a pass over one token, the part that a pass over more tokens does not pay again: 1 - slope / t(1)."""
-    return min(1.0, max(0.0, 1 - _slope(table) / table(1)))
-
-
-def _slope(table: CostTable) -> float:
-    """Seconds for one more token, between the first and the last measured length; never negative."""
+    """Of a pass over one token, the part that a pass over more tokens does not pay again: 1 - slope / t(1), the slope
+    being that between the first and the last measured length."""
     first, last = min(table.seconds), max(table.seconds)
-    return max(0.0, (table.seconds[last] - table.seconds[first]) / (last - first))
+    slope = (table.seconds[last] - table.seconds[first]) / (last - first)
+    return min(1.0, max(0.0, 1 - slope / table(1)))
 
 
 def _bisect(rising: Callable[[float], float]) -> float:

@@ -10,10 +10,10 @@ from core.explaining.traffic import (
     batch_speed_ups,
     break_even_acceptance,
     break_even_length,
-    continued,
     describe_bandwidth,
     expected_by_formula,
     fixed_share,
+    in_batches,
     measure,
     run_traffic,
     weights_read,
@@ -199,11 +199,16 @@ def test_large_batches_lose_what_one_text_gains():
     assert speed_ups[1] > 1.5 > 1 > speed_ups[256]
 
 
-def test_continuing_a_cost_table():
-    table = CostTable({1: 0.010, 2: 0.011, 16: 0.025})
-    assert continued(table, 16) == 0.025
-    assert continued(table, 32) == pytest.approx(0.041)
-    assert fixed_share(table) == pytest.approx(0.9)
+def test_a_cost_table_is_continued_by_its_own_law():
+    """As steeply as its last part climbs, for many texts as for the controllers."""
+    table = CostTable({1: 0.010, 2: 0.011, 8: 0.012, 16: 0.025})
+    foretold = dict(in_batches(table, None, 0.0, 1.0, 1))
+    assert foretold[16] == pytest.approx(0.025 / table(32))
+    assert table(32) == pytest.approx(0.025 + 16 * 0.013 / 8)
+
+
+def test_what_of_a_pass_is_not_paid_again():
+    assert fixed_share(CostTable({1: 0.010, 2: 0.011, 16: 0.025})) == pytest.approx(0.9)
     assert fixed_share(CostTable({1: 0.02, 16: 0.01})) == 1.0
 
 

@@ -119,7 +119,7 @@ def check_greedy(
             break
         for number, runs in enumerate(zip(plain, ours), first):
             texts += 1
-            divergence = first_divergence(*runs)
+            divergence = parting(*runs)
             if divergence is None:
                 identical += 1
                 tokens += len(runs[0].token_ids)
@@ -128,6 +128,15 @@ def check_greedy(
                 divergences.append((number, divergence))
         yield Progress(texts, len(prompts))
     yield GreedyCheck(texts, identical, tokens, divergences)
+
+
+def parting(plain: Run, ours: Run) -> Divergence | None:
+    """Where two finished texts part: also where one ends and the other goes on, or ends for another reason."""
+    one, other = (f"{run.stop_reason} after {len(run.token_ids)}" for run in (plain, ours))
+    found = first_divergence(plain, ours)
+    if found is None and one != other:
+        return Divergence(min(len(plain.token_ids), len(ours.token_ids)), one, other, None)
+    return found
 
 
 def check_law(

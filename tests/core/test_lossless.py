@@ -22,6 +22,7 @@ from core.explaining.lossless import (
     choose_context,
     continuation,
     g_test,
+    parting,
     two_token_law,
 )
 from core.lanes import open_lane
@@ -180,6 +181,19 @@ def test_greedy_texts_are_identical(pair):
     found = last(check_greedy(pair, ["the quick", "a lazy dog"], Settings(max_new_tokens=20, ignore_eos=True)))
     assert isinstance(found, GreedyCheck)
     assert (found.texts, found.identical, found.tokens, found.divergences) == (2, 2, 40, [])
+
+
+def test_a_text_that_ends_sooner_is_not_the_same():
+    """Nor one of the same tokens that ended for another reason."""
+
+    def run_of(ids, reason):
+        return Run(Settings(), {}, "", [1], token_ids=ids, stop_reason=reason)
+
+    plain = run_of([5, 6, 7], "eos")
+    assert parting(plain, run_of([5, 6, 7], "eos")) is None
+    sooner, other = parting(plain, run_of([5, 6], "length")), parting(plain, run_of([5, 6, 7], "length"))
+    assert (sooner.position, sooner.first_text, sooner.second_text) == (2, "eos after 3", "length after 2")
+    assert other.position == 3
 
 
 def test_a_greedy_difference_is_told_with_its_place_and_gap(pair, monkeypatch):

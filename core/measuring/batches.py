@@ -35,6 +35,9 @@ MOST = 64
 TOKENS = 32
 """Of each text, so that every number of texts meets the same mix of them."""
 MOST_PROMPTS = 16
+PATIENCE = 8
+"""Of many texts that end one by one few passes are left that count: a look ends when so many times what it wants to
+count has been written."""
 PLAIN = "plain"
 
 
@@ -98,8 +101,8 @@ def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, s
     """Decode TOKENS of one prompt after the other, `size` at a time, until as much is counted as all prompts, or as
     `size` of them come to; None after `stop`.
 
-    What counts are the passes by which so many texts are written: not those that read the next one's prompt, nor what
-    is captured once for many runs.
+    What counts are the passes by which so many texts are written: not those that read the next one's prompt, nor a
+    first round, before which the drafter reads it, nor what is captured once for many runs.
     """
     shared = pair.target.shares and size > 1
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, TOKENS))
@@ -107,7 +110,7 @@ def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, s
     enough = max(size, len(prompts)) * short.max_new_tokens
     rounds: list[Round] = []
     told: list[Round] = []
-    turn, whole, tokens = 0, False, 0
+    turn, whole, tokens, written = 0, False, 0, 0
     seconds, last = 0.0, engine_time()
     begun = last
     with closing(decode_together(pair, texts, size, stop)) as events:
@@ -118,12 +121,15 @@ def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, s
                     rounds += told
                     seconds += last - begun
                     tokens += sum(len(each.kept) for each in told)
-                if tokens >= enough:
+                if tokens >= enough or written >= PATIENCE * enough:
+                    if not tokens:
+                        raise UserError("So short texts end before a pass over them counts; ask for more new tokens.")
                     return Look(tokens / seconds, rounds)
                 whole = now == turn + 1  # else one in between read a prompt, and nobody had anything to tell
                 turn, told, begun = now, [], last
-            if shared or round_.index:  # who takes turns reads the prompt in its first round
+            if round_.index:
                 told.append(round_)
+            written += len(round_.kept)
             last = engine_time()
     return None
 

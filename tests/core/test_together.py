@@ -240,6 +240,16 @@ def test_sizes_and_methods_that_cannot_be_measured_are_refused(pair):
         next(batches(pair, [], {"head": settings_of("head", 12)}, (1,)))
 
 
+def test_a_round_before_which_a_prompt_is_read_does_not_count(pair):
+    """By the target or the drafter, one text alone or several; texts of a single round cannot be counted."""
+    prompts = [Prompt(name=text, kind="x", text=text) for text, _ in TEXTS]
+    for size in (1, 3):
+        rounds = measuring.look(pair, prompts, settings_of("draft", 12, draft_length=2), size).rounds
+        assert rounds and all(round_.index for round_ in rounds)
+        with pytest.raises(UserError, match="ask for more new tokens"):
+            measuring.look(pair, prompts, settings_of("plain", 1), size)
+
+
 def level(texts, ratio, predicted, drafted=2.0):
     return {
         "texts": texts,

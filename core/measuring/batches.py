@@ -21,13 +21,15 @@ from core.drafting.methods import METHODS
 from core.errors import UserError
 from core.explaining.traffic import batch_limit
 from core.lanes import decode_together, describe_environment
+from core.loading.memory import cache_bytes, free_memory
 from core.loading.pair import Pair
 from core.measuring.deciding import Step
-from core.progress import Stop, never
+from core.progress import Stop, in_bytes, never
 from core.records import SCHEMA, Round, Spread
 from core.runners.clock import engine_time
+from core.sampling import MOST_DRAFTED
 from core.settings import Settings
-from core.text import Prompt
+from core.text import Prompt, encode_prompt
 
 SIZES = (1, 2, 4, 8, 16)
 MOST = 64
@@ -67,6 +69,7 @@ def batches(
     sizes, prompts = sorted(set(sizes)), prompts[:MOST_PROMPTS]
     check_batches(pair, variants.values(), sizes)
     base = next(iter(variants.values()))
+    check_room(pair, prompts, base, sizes[-1])
     asked = {PLAIN: replace(base, method="plain")}
     asked |= {name: settle_method(pair, each) for name, each in variants.items() if each.method != "plain"}
     looks: dict[tuple[int, str], list[Look]] = {(size, name): [] for size in sizes for name in asked}
@@ -95,6 +98,20 @@ def check_batches(pair: Pair, variants: Iterable[Settings], sizes: Sequence[int]
     for settings in variants:
         if reason := missing[settle_method(pair, settings).method]:
             raise UserError(f"The method {settings.method} is off: {reason}.")
+
+
+def check_room(pair: Pair, prompts: Sequence[Prompt], settings: Settings, texts: int) -> None:
+    """One sentence where the caches of so many texts do not fit in what is free now."""
+    longest = max((len(encode_prompt(pair.target, prompt.text, settings)) for prompt in prompts), default=0)
+    room, needed = longest + TOKENS + MOST_DRAFTED, 0
+    for model in filter(None, (pair.target, pair.draft)):
+        needed += texts * cache_bytes(model.config, room, model.network.dtype)  # type: ignore[arg-type]
+    free = free_memory(pair.target.device).free
+    if free is not None and needed > free:
+        raise UserError(
+            f"{texts} texts at once keep about {in_bytes(needed)} of keys and values, and {in_bytes(free)} are free; "
+            "ask for fewer at once."
+        )
 
 
 def look(pair: Pair, prompts: Sequence[Prompt], settings: Settings, size: int, stop: Stop = never) -> Look | None:

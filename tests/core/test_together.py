@@ -14,6 +14,7 @@ from core.drafting.length import Adaptive, Growing
 from core.errors import UserError
 from core.lanes import decode_together, finish_together, open_lane
 from core.loading import model
+from core.loading.memory import Free, cache_bytes
 from core.measuring import batches as measuring
 from core.measuring.batches import batch_table, batches, describe
 from core.measuring.sweep import finish
@@ -22,7 +23,8 @@ from core.runners import together
 from core.runners.architecture import NativeNetwork
 from core.runners.native import NativeRunner
 from core.runners.together import Rows, Together
-from core.text import Prompt
+from core.sampling import MOST_DRAFTED
+from core.text import Prompt, encode_prompt
 from core.training.dialogues import sample
 
 METHODS = ("plain", "draft", "ngram", "ngram+draft", "early-exit", "tree")
@@ -248,6 +250,21 @@ def test_a_round_before_which_a_prompt_is_read_does_not_count(pair):
         assert rounds and all(round_.index for round_ in rounds)
         with pytest.raises(UserError, match="ask for more new tokens"):
             measuring.look(pair, prompts, settings_of("plain", 1), size)
+
+
+def test_texts_whose_caches_do_not_fit_are_refused_first(pair, monkeypatch):
+    """By as many as are asked for at most, draft and target."""
+    models, prompts = (pair.target, pair.draft), [Prompt(name="x", kind="x", text="the quick brown")]
+    room = len(encode_prompt(pair.target, "the quick brown", settings_of("draft", 12))) + 32 + MOST_DRAFTED
+    each = sum(cache_bytes(model.config, room, model.network.dtype) for model in models)
+    for free, fits in ((3 * each, True), (3 * each - 1, False)):
+        monkeypatch.setattr(measuring, "free_memory", lambda device, free=free: Free(free, None))
+        steps = batches(pair, prompts, {"draft": settings_of("draft", 12)}, (1, 3))
+        if fits:
+            next(steps)
+        else:
+            with pytest.raises(UserError, match=r"3 texts at once keep about .* ask for fewer"):
+                next(steps)
 
 
 def level(texts, ratio, predicted, drafted=2.0):

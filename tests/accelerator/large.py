@@ -33,7 +33,6 @@ from tests.accelerator.models import DRAFT, SMALL, TARGET, as_model, build
 from tests.accelerator.scripted import ScriptedDrafter, ScriptedTarget
 
 Say = Callable[[str], None]
-CURVE = tuple(range(1, 18))
 ALPHAS = (0.6, 0.8, 0.9)
 LENGTHS = (2, 4, 6, 8)
 CONTEXT = 128
@@ -63,13 +62,23 @@ class Scale:
     repeats: int
     alphas: tuple[float, ...] = ALPHAS
     lengths: tuple[int, ...] = LENGTHS
+    curve: tuple[int, ...] = tuple(range(1, 18))
+    """Tokens of the passes that are timed."""
     timed: int = 5
-    """How often each pass of a curve."""
+    """How often each of them."""
 
 
 FULL = Scale(TARGET, DRAFT, 128, 256, 3)
 TINY = Scale(
-    TARGET | SMALL | {"num_hidden_layers": 2}, DRAFT | SMALL | {"num_hidden_layers": 1}, 16, 24, 1, (0.8,), (4,), 1
+    target=TARGET | SMALL | {"num_hidden_layers": 2},
+    draft=DRAFT | SMALL | {"num_hidden_layers": 1},
+    prompt=16,
+    tokens=24,
+    repeats=1,
+    alphas=(0.8,),
+    lengths=(4,),
+    curve=(1, 5, 8, 17),
+    timed=1,
 )
 
 
@@ -89,10 +98,10 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
     say(f"runners: {pair.target.runner_kind}, {pair.draft.runner_kind}")
     far = SMALL_FAR if small else FAR
     curves = {
-        name: curve_of(model, say, far, scale.timed) for name, model in (("target", pair.target), ("draft", pair.draft))
+        name: curve_of(model, say, far, scale) for name, model in (("target", pair.target), ("draft", pair.draft))
     }
     say("what they cost where they stand in a round")
-    pair.target.costs, pair.draft.costs = rounds = pair.time_rounds(lengths=CURVE)
+    pair.target.costs, pair.draft.costs = rounds = pair.time_rounds(lengths=scale.curve)
     runs = Runs(pair, scale, say)
     peers = runs.of_generate()
     rows = runs.of_lanes()
@@ -116,20 +125,22 @@ def measure(small: bool, say: Say) -> dict[str, Any]:
     return document
 
 
-def curve_of(model: Model, say: Say, far: int, timed: int) -> dict[str, CostTable]:
+def curve_of(model: Model, say: Say, far: int, scale: Scale) -> dict[str, CostTable]:
     """The verification cost curve on the runner the model chose, on transformers' own modules captured alike, and on
     its own forward; the first two behind a long text too."""
-    say(f"what a pass over 1 to {CURVE[-1]} tokens of the {model.name} costs ({model.runner_kind})")
+    say(f"what a pass over 1 to {scale.curve[-1]} tokens of the {model.name} costs ({model.runner_kind})")
     modules = GraphRunner(model.network, model.vocab_size, limit=model.context_length)
     found: dict[str, CostTable] = {}
-    with model.lease(far + 2 * CURVE[-1]) as chosen:
+    with model.lease(far + 2 * scale.curve[-1]) as chosen:
         for name, runner in (("chosen", chosen), ("modules", modules)):
-            found[name] = time_passes(runner, CONTEXT, timed, CURVE)
+            found[name] = time_passes(runner, CONTEXT, scale.timed, scale.curve)
             runner.reset()
-            found[f"{name} at {far}"] = time_passes(runner, far, timed, FAR_CURVE)
+            found[f"{name} at {far}"] = time_passes(runner, far, scale.timed, FAR_CURVE)
             if isinstance(runner, GraphRunner) and runner.failure:
                 say(f"NOT CAPTURED: {runner.failure}")
-    found["dynamic"] = time_passes(DynamicRunner(model.network, model.vocab_size), CONTEXT, min(3, timed), CURVE)
+    found["dynamic"] = time_passes(
+        DynamicRunner(model.network, model.vocab_size), CONTEXT, min(3, scale.timed), scale.curve
+    )
     return found
 
 
@@ -148,7 +159,7 @@ def measure_precisions(small: bool, say: Say) -> dict[str, Any]:
         model = as_model("target", network, precision)
         as_captured(model)
         far = SMALL_FAR if small else FAR
-        curves = curve_of(model, say, far, scale.timed)
+        curves = curve_of(model, say, far, scale)
         document["curves"][precision] = {kind: table.to_dict() for kind, table in curves.items()}
         document["bounds"][precision] = beside_bounds(model, curves, document["products"][precision], copied, far)
         say("\n".join(f"{precision}, {row['pass']}: {row['sentence']}" for row in document["bounds"][precision]))
@@ -242,7 +253,7 @@ class Runs:
     def __init__(self, pair: Pair, scale: Scale, say: Say) -> None:
         self._pair, self._scale, self._say = pair, scale, say
         draws, vocabulary = random.Random(0), pair.target.vocab_size
-        room = scale.prompt + scale.tokens + 2 * CURVE[-1]
+        room = scale.prompt + scale.tokens + 2 * scale.curve[-1]
         self._ids = [draws.randrange(vocabulary) for _ in range(room)]
         self._text = torch.tensor(self._ids, device=pair.target.device)
 

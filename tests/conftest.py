@@ -17,7 +17,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-LONG = ("test_accelerator", "test_load", "test_visitors", "test_fuzz")
+LONG = ("test_accelerator", "test_visitors", "test_fuzz")
 """Files of single tests that take long: begun last, one process would wait for the other's."""
 
 

@@ -191,8 +191,8 @@ def test_draft_with_a_shorter_context_than_the_text(generate, models, tmp_path, 
         assert json.loads(out)["token_ids"] == json.loads(plain)["token_ids"]
 
 
-def test_as_a_command(models):
+def test_as_a_command():
     """The real process: its exit status and streams as a script sees them."""
-    command = [sys.executable, "-m", "core", "generate", *models, "--prompt", "fox", "--target", "nobody/nothing"]
+    command = [sys.executable, "-m", "core", "generate", "--repeat", "run.json", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=120)
-    assert assert_refused((done.returncode, done.stdout, done.stderr), "not in the local cache") == ""
+    assert assert_refused((done.returncode, done.stdout, done.stderr), "give it no others") == ""

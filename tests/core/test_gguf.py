@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from written_gguf import HALVES, HEADS, LAYERS, WIDTH, make_network, permuted, random_blocks, write_gguf
 
 from core.__main__ import main
+from core.disk import folder_for_now
 from core.errors import Cancelled, UserError
 from core.inspecting.files import preview
 from core.lanes import open_lane, race
@@ -414,18 +415,15 @@ def test_a_header_is_small_work(file):
 
 
 def test_where_the_cache_cannot_be_written_it_is_converted_for_this_process(file, monkeypatch):
-    """Into a folder of its own, which goes with it; /proc takes no folders, whoever asks."""
+    """Into a folder of its own, which goes with a process; /proc takes no folders, whoever asks."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    code = (
-        "import sys; from pathlib import Path; from core.disk import folder_for_now; "
-        "from core.loading.conversion import convert; "
-        "made = convert(Path(sys.argv[1])); assert folder_for_now() in made.parents; print(made)"
-    )
-    command = [sys.executable, "-c", code, str(file)]
-    ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    made = Path(ran.stdout.strip())
+    made = convert(file)
+    assert folder_for_now() in made.parents and (made / "config.json").exists()
+    code = "from core.disk import folder_for_now as made; (made() / 'model').mkdir(); print(made())"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert made.name and not str(made).startswith("/proc") and not made.exists()
+    folder = Path(ran.stdout.strip())
+    assert folder.name.startswith("playground-") and not folder.exists()
 
 
 def test_what_a_cache_holds_that_cannot_be_written_is_used(file, monkeypatch):

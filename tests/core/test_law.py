@@ -54,7 +54,6 @@ CASES = [
     Case("ngram", 4, Sampling(1.3, top_k=3)),
     Case("ngram+draft", 3, Sampling(1.0)),
     Case("tree 3", 1, Sampling(1.0)),
-    Case("tree 3 i.i.d.", 1, Sampling(1.0), "obsessed"),
     Case("tree 2x2", 2, Sampling(0.8, top_k=4)),
     Case("tree 2x1x1 i.i.d.", 3, Sampling(1.0)),
 ]

@@ -1,4 +1,4 @@
-"""What a stranger cannot reach, and how the program ends."""
+"""The program as it is served: what a stranger cannot reach, what many visitors meet, and how it ends."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import httpx
 import pytest
 from driving import free_port
 from gradio_client import Client
+from measure_load import faults, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hf_neverToBeSeenAnywhere"
@@ -122,6 +123,14 @@ def test_a_token_is_never_told(served: Served) -> None:
     assert SECRET not in text + str(document)
     assert SECRET not in httpx.get(served.address + "config").text
     assert SECRET not in "".join(served.log)
+
+
+def test_visitors_do_not_disturb_one_another(served: Served) -> None:
+    """Many of one pair: every result is that of the same run alone (a small edition of measure_load.py)."""
+    result = measure(served.address, clients=6, runs=14, process=served.process.pid)
+    assert not faults(result)
+    assert sum(result["outcomes"].values()) == 14
+    assert result["outcomes"]["equal to the same run alone"] >= 7
 
 
 def test_a_signal_ends_a_run_and_the_program(served: Served) -> None:

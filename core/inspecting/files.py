@@ -7,7 +7,6 @@ A model that is not loaded, weighed in the format it would be loaded in.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,7 +22,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from core.errors import UserError, first_line
 from core.inspecting.catalogue import read_catalogue
-from core.loading import find_file, refuse_endless, refuse_unsupported
+from core.loading import find_file, in_one_sentence, refuse_endless, refuse_unsupported
 from core.loading.conversion import converted, gguf_tokenizer, origin
 from core.loading.fastest import fastest_precision
 from core.loading.gguf import read_header as read_gguf_header
@@ -199,14 +198,10 @@ def fetch_small(name: str, revision: str | None = None) -> Path:
 
 def read_config(folder: Path, name: str) -> Any:
     refuse_endless(folder, name)
-    try:
+    with in_one_sentence(name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (json.JSONDecodeError, OSError) as error:
-        raise UserError(f"{name} cannot be read: {first_line(error)}") from error
-    except Exception as error:  # whatever transformers makes of a stranger's config
-        raise UserError(f"{name} cannot be loaded: {first_line(error)}") from error
-    refuse_unsupported(config, name)
-    return config
+        refuse_unsupported(config, name)
+        return config
 
 
 def local_headers(folder: Path, name: str) -> dict[str, Header]:
@@ -316,23 +311,21 @@ class Sized:
 def size_up(found: Preview, device: torch.device, precision: str = "auto", here: bool = True) -> Sized:
     """Weigh a model as loading would lay it out; where the device is not `here`, nothing is tried on it. Raises
     UserError for a precision that cannot be had, or a config that no network can be built from."""
-    saved = quantisation_of(found.config)
-    bundled = found.name.split()[0] == POCKET_NAME
-    known = fastest_precision(found.config, device, False, bundled) if precision == "auto" else None
-    format_ = choose_format(precision, device, saved, bundled, known, here, why_not_int4(found.config) is None)
-    if format_.precision == "int4":
-        refuse_int4(found.config, found.name)
-    try:
+    with in_one_sentence(found.name):
+        saved = quantisation_of(found.config)
+        bundled = found.name.split()[0] == POCKET_NAME
+        known = fastest_precision(found.config, device, False, bundled) if precision == "auto" else None
+        format_ = choose_format(precision, device, saved, bundled, known, here, why_not_int4(found.config) is None)
+        if format_.precision == "int4":
+            refuse_int4(found.config, found.name)
         network = skeleton(found.config)
-    except (ValueError, LookupError, ImportError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{found.name} cannot be loaded: {first_line(error)}") from error
-    if format_.taken_as_saved and format_.precision != "nf4":
-        return Sized(found, format_, device, network, None, stored_weights(found, format_, network))
-    layout = NF4.of(saved, packed_for_cpu(device)) if format_.precision == "nf4" else None
-    # Beside weights that were quantised before, transformers leaves the others as they were saved.
-    dtype = found.dtype or format_.dtype if format_.taken_as_saved else format_.dtype
-    counted = as_fused(weights(network, dtype, layout), network, device, format_.precision, format_.dtype, layout)
-    return Sized(found, format_, device, network, layout, counted)
+        if format_.taken_as_saved and format_.precision != "nf4":
+            return Sized(found, format_, device, network, None, stored_weights(found, format_, network))
+        layout = NF4.of(saved, packed_for_cpu(device)) if format_.precision == "nf4" else None
+        # Beside weights that were quantised before, transformers leaves the others as they were saved.
+        dtype = found.dtype or format_.dtype if format_.taken_as_saved else format_.dtype
+        counted = as_fused(weights(network, dtype, layout), network, device, format_.precision, format_.dtype, layout)
+        return Sized(found, format_, device, network, layout, counted)
 
 
 def stored_weights(found: Preview, format_: Format, network: nn.Module) -> Weights:

@@ -182,7 +182,13 @@ def load_model(
     for whatever a person can mend."""
     source = read_source(name, device, precision, revision, role, progress)
     placement = "one" if make_room is None else _find_room([source], device, make_room)
-    return _load(source, device, placement, progress)
+    try:
+        return _load(source, device, placement, progress)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    release_memory()  # outside the handler, as for a pair
+    raise UserError(_no_room([source], device))
 
 
 def read_source(
@@ -198,7 +204,7 @@ def read_source(
     SPECS["precision"].read(precision)
     label = label_of(name, role)
     folder = find_folder(name, revision, role, progress, stop)
-    with _in_one_sentence(label):
+    with in_one_sentence(label):
         refuse_endless(folder, label)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, label)
@@ -294,31 +300,31 @@ def _ready(models: Sequence[Model], costs: Mapping[str, CostTable], dynamic: str
 
 def _load(source: Source, device: torch.device, placement: Placement, progress: Progress) -> Model:
     label, folder, config = source.label, source.folder, source.config
-    with _in_one_sentence(label, source.format):
+    with in_one_sentence(label, source.format):
         network: Any = load_network(folder, label, config, device, source.format, placement, progress)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    network.eval().requires_grad_(False)
-    return Model(
-        name=label,
-        network=network,
-        tokenizer=tokenizer,
-        precision=source.format.precision,
-        stop_ids=_stop_ids(folder, tokenizer, config),
-        context_length=getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 2048,
-        vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
-        notes=[*([source.format.why] if source.format.why else []), *source.format.notes],
-        load_again=lambda: load_network(folder, label, config, device, source.format, placement, silent).eval(),
-        origin=source.origin,
-        folder=folder,
-    )
+        network.eval().requires_grad_(False)
+        return Model(
+            name=label,
+            network=network,
+            tokenizer=tokenizer,
+            precision=source.format.precision,
+            stop_ids=_stop_ids(folder, tokenizer, config),
+            context_length=getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 2048,
+            vocab_size=min(max(tokenizer.get_vocab().values()) + 1, config.get_text_config(decoder=True).vocab_size),
+            notes=[*([source.format.why] if source.format.why else []), *source.format.notes],
+            load_again=lambda: load_network(folder, label, config, device, source.format, placement, silent).eval(),
+            origin=source.origin,
+            folder=folder,
+        )
 
 
 @contextmanager
-def _in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None]:
+def in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None]:
     """What the libraries raise about a model, as a sentence that names it. Running out of memory stays what it is."""
     try:
         yield
-    except UserError:
+    except (UserError, Cancelled):
         raise
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise UserError(f"{label} cannot be read: {first_line(error)}") from error
@@ -329,7 +335,7 @@ def _in_one_sentence(label: str, format_: Format | None = None) -> Iterator[None
             f"{label} was quantised with {format_.precision}, which needs a package that is not installed here: "
             f"{first_line(error)} Install it, or choose the checkpoint that is not quantised."
         ) from error
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # whatever they make of a stranger's files
         if out_of_memory(error):
             raise
         raise UserError(f"{label} cannot be loaded: {first_line(error)}") from error

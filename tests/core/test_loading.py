@@ -12,6 +12,7 @@ from tiny import make_tokenizer, random_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.errors import UserError
+from core.inspecting import inspect_pair
 from core.inspecting.files import preview
 from core.loading import hub, load_model, load_pair, refuse_unsupported
 from core.records import Settings
@@ -140,6 +141,10 @@ def broken_tokenizer(folder):
     (folder / "tokenizer.json").write_text("[]")
 
 
+def broken_generation_config(folder):
+    (folder / "generation_config.json").write_text("{not json")
+
+
 def missing_shard(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
@@ -160,6 +165,11 @@ SPOILED = [
     (broken_tokenizer, r"cannot be (read|loaded)"),
     (spoil_config(model_type="nonesuch"), r"cannot be loaded: .*nonesuch"),
     (spoil_config(hidden_size=96), r"weights do not fit its config"),
+    (spoil_config(layer_types=["full_attention"]), r"cannot be loaded"),
+    (spoil_config(pad_token_id=10**6), r"cannot be loaded"),
+    (spoil_config(num_key_value_heads=0), r"cannot be loaded"),
+    (spoil_config(num_hidden_layers=0), r"cannot be loaded"),
+    (broken_generation_config, r"cannot be read"),
     (spoil_config(model_type="t5", is_encoder_decoder=True), r"encoder-decoder"),
     (spoil_config(model_type="nonesuch", auto_map={"AutoConfig": "evil.Config"}), r"cannot be (read|loaded)"),
 ]
@@ -173,6 +183,24 @@ def test_spoiled_folder(folder, spoil, sentence):
         load_model(str(folder), CPU, "fp32")
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"num_key_value_heads": 0}, {"pad_token_id": 10**6}, {"use_sliding_window": True, "sliding_window": "x"}]
+)
+def test_a_config_that_cannot_be_is_told_before_anything_is_loaded(folder, entry):
+    spoil_config(**entry)(folder)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        inspect_pair(str(folder), device="cpu")
+
+
+def test_a_model_larger_than_the_memory_is_a_sentence_for_whoever_loads_it_alone(folder, monkeypatch):
+    def no_memory(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 256000000000 bytes.")
+
+    monkeypatch.setattr("core.loading.load_network", no_memory)
+    with pytest.raises(UserError, match="of memory for weights alone"):
+        load_model(str(folder), CPU, "fp32")
 
 
 def test_code_of_a_repository_is_never_run(folder):

@@ -26,7 +26,7 @@ from app.serving import Engine
 from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
-from app.serving.visit import Entry, Visit
+from app.serving.visit import Entry, Visit, alone
 from app.settings import CONTROLS, prompt_text, settings_from
 from core.drafting.methods import METHODS
 from core.errors import UserError
@@ -128,6 +128,7 @@ class Explain:
             stop = gr.Button("Stop", interactive=False, elem_id="explain-stop", scale=0, min_width=104)
         return kind, continuations, check, stop
 
+    @alone
     def open(self, visit: Visit, chosen: str | None, seen: int) -> tuple[Any, ...]:
         """What the tab shows when it is opened: the newest run if there is a newer one, else what was shown."""
         last, choices = visit.last, _choices(visit)
@@ -149,6 +150,7 @@ class Explain:
         except UserError as error:
             return html.frame(html.sentence(str(error)))
 
+    @alone
     def choose(self, visit: Visit, chosen: str | None) -> tuple[Any, str, str, Any]:
         """Another run: its most telling round, its costs, and the check that suits it."""
         try:
@@ -166,6 +168,7 @@ class Explain:
         except Exception as error:
             return gr.update(visible=False), html.frame(html.sentence(sentence(error))), "", gr.skip()
 
+    @alone
     def step(self, visit: Visit, chosen: str | None, number: Any) -> str:
         """Another round of the same run."""
         try:
@@ -200,7 +203,7 @@ class Explain:
         self.stops.stop(request)
 
     def _of_a_run(self, kind: str, continuations: Any, visit: Visit, chosen: str | None, stop: Stop) -> Iterator[Event]:
-        run, _ = _find(visit, chosen)
+        run = replace(_find(visit, chosen)[0], rounds=[])  # of no use to a check, which may wait long for the device
         if not self.engine.is_loaded(run.settings):
             raise UserError(
                 "The models of this run are not in memory here; choose their pair, run it in the Playground, and check "
@@ -244,6 +247,7 @@ class Explain:
 
         yield from with_pair(self.device, self.engine, sampled, stop, work, PURPOSE)
 
+    @alone
     def trace(self, document: dict[str, Any], round: int = -1) -> dict[str, Any]:
         """The tensors, the logits rows and the caches of one round of a run.
 
@@ -345,6 +349,7 @@ def _label(entry: Entry, lane: int) -> str:
     return f"{entry.number} · {METHODS[settings['method']].label} · {heat} · {short}"
 
 
+@alone
 def _find(visit: Visit, chosen: str | None) -> tuple[Run, Run | None]:
     """The chosen run, and a plain run of the same target and prompt beside it."""
     number, _, lane = (chosen or "").partition(":")

@@ -15,7 +15,7 @@ from app.header import drafting_head, pair_name, precisions, with_head
 from app.history.run_file import open_file
 from app.insides import NEWEST, PRIVATE, QUIET, scripted, sent_by, sent_with
 from app.serving.turns import sentence
-from app.serving.visit import Entry, Visit
+from app.serving.visit import Entry, Visit, alone
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.drafting.methods import METHODS
@@ -62,6 +62,7 @@ class History:
         return table(visit)
 
     def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, ...]:
+    @alone
         """An entry as it looked when it ended: in the panes of the Playground, or where running servers answered in
         those of Compare."""
         elsewhere = [gr.skip()] * len(self.compare.places)

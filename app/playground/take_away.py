@@ -30,7 +30,7 @@ from gradio.events import Dependency
 from app.assets import ASSETS, asset
 from app.insides import PRIVATE, calling, give, scripted, sent_with
 from app.serving.turns import sentence
-from app.serving.visit import Entry, Visit
+from app.serving.visit import Entry, Visit, alone
 from app.settings import CONTROLS, prompt_text
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_page
@@ -111,6 +111,7 @@ class TakeAway:
         target, draft = (values.get(name, self.controls[name].value) for name in ("target", "draft"))
         return target, draft
 
+    @alone
     def take(self, visit: Visit, event: gr.EventData, prompt: str = "", *values: Any) -> str:
         """One entry of the visit as a file or as a command; without a number, the command of what is set now."""
         wanted = sent_with(event)

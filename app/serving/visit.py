@@ -10,11 +10,12 @@ import json
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from threading import Lock
-from typing import Any
+from functools import wraps
+from threading import Lock, RLock
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from core.errors import UserError
@@ -33,6 +34,22 @@ LONGEST_IN_HEAD = 500
 """Characters of a text."""
 MODEL_IN_HEAD = ("name", "parameters", "precision", "origin")
 """What the list says of a model."""
+
+
+Look = TypeVar("Look", bound=Callable[..., Any])
+_looking = RLock()
+
+
+def alone(look: Look) -> Look:
+    """A function that unpacks what is kept: one of all such runs at a time, whoever asks. A document takes ten times as
+    many bytes as characters while it is looked at."""
+
+    @wraps(look)
+    def looks(*arguments: Any, **named: Any) -> Any:
+        with _looking:
+            return look(*arguments, **named)
+
+    return looks  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

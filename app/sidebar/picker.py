@@ -17,7 +17,7 @@ from app.insides import PRIVATE, QUIET, UNCHECKED, html_block
 from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import Event, guarded, sentence, with_device
-from app.serving.visit import Visit
+from app.serving.visit import Visit, alone
 from app.settings import NAMED, PAIR_CONTROLS, pair_from
 from app.sidebar import control, follow_pair
 from app.sidebar.card import card_html, outlooks_html, trouble_html, waiting_html
@@ -314,6 +314,7 @@ NEWEST = 8
 HERE = "here, in your latest runs of this pair"
 
 
+@alone
 def measured_acceptance(visit: Visit, settings: Settings) -> Acceptance | None:
     """Accepted ÷ judged in the newest runs of this visit that the pair's draft drafted; None where they are few."""
     of_pair = partial(_drafted_by, (settings.target, settings.draft, settings.revision))
@@ -330,6 +331,7 @@ def _drafted_by(pair: tuple[str | None, ...], run: dict[str, Any]) -> bool:
     return tuple(own.get(name) for name in ("target", "draft", "revision")) == pair
 
 
+@alone
 def measured_gain(visit: Visit, settings: Settings) -> Gain | None:
     """What the method of these settings brought their pair in the newest races of this visit, each beside plain
     decoding; None where it was not run."""

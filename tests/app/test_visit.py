@@ -3,13 +3,18 @@
 import gc
 import json
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from threading import Barrier
 
 import pytest
+from fakes import FakeEngine
 from opened import finished_race
 
 import app.serving.visit
+from app.explain import Explain
 from app.history.run_file import open_file
+from app.serving.device import Device
 from app.serving.visit import MOST_BYTES, MOST_ENTRIES, Visit
 from core.errors import UserError
 from core.records import Settings
@@ -117,6 +122,41 @@ def test_what_a_visit_takes_is_what_it_counts() -> None:
     counted = sum(entry.size for entry in visit.entries)
     assert kept < 1.2 * counted + 500_000, (kept, counted)
     assert kept * MOST_ENTRIES / len(visit.entries) < 2 * MOST_BYTES
+
+
+def test_however_many_look_one_document_is_unpacked_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a visit of its own, which keeps nothing unpacked."""
+    monkeypatch.setattr(app.serving.visit, "MOST_UNPACKED", 0)
+    runs, explain = (
+        finished_race(settings=Settings(max_new_tokens=400, draft_length=5)),
+        Explain(FakeEngine(), Device()),
+    )
+    visits = [Visit() for _ in range(6)]
+    for visit in visits:
+        visit.add("opened", runs)
+    begin = Barrier(len(visits))
+
+    def look(visit: Visit, together: bool) -> str:
+        if together:
+            begin.wait()
+        return explain.step(visit, "1:0", 3)
+
+    def peak(pool: ThreadPoolExecutor, visits: list[Visit]) -> int:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        assert all(
+            "One pass of the target" in shown for shown in pool.map(look, visits, [len(visits) > 1] * len(visits))
+        )
+        return tracemalloc.get_traced_memory()[1] - before
+
+    with ThreadPoolExecutor(len(visits)) as pool:
+        look(visits[0], False)  # what is made once
+        tracemalloc.start()
+        try:
+            alone, together = peak(pool, visits[:1]), peak(pool, visits)
+        finally:
+            tracemalloc.stop()
+    assert together < 2 * alone, (alone, together)
 
 
 def test_a_measurement_of_servers_goes_with_its_entry() -> None:

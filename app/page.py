@@ -96,7 +96,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
     most = {"most_new_tokens": PUBLIC_TOKENS} if public else {}
     playground = Playground(engine, device, choices=picker.choices, **most)
     comparison = Compare(engine, device, picker.choices, playground.most_new_tokens)
-    tune = Tune(engine, device, playground.most_new_tokens, public)
+    tune = Tune(engine, device, playground.most_new_tokens, public, picker.choices)
     with gr.Blocks(
         title="Speculative Decoding Playground",
         fill_width=True,
@@ -126,7 +126,7 @@ def build(engine: Engine, public: bool = False, device: Device | None = None) ->
             with gr.Tab("Tune", id="tune"):
                 tune.build(controls, tabs, visit)
             with gr.Tab("Train", id="train") as tab:
-                Train(engine, device, public).build(controls, tabs, tab, page, playground.lent)
+                Train(engine, device, public, picker.choices).build(controls, tabs, tab, page, playground.lent)
             with gr.Tab("Explain", id="explain") as tab:
                 Explain(engine, device, public).build(visit, tab)
             with gr.Tab("History", id="history") as tab:

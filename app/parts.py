@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 from gradio.events import Dependency
 
-from app.insides import PRIVATE, QUIET, forget_upload
+from app.insides import PRIVATE, QUIET, UNCHECKED, forget_upload
 from core.errors import UserError
 from core.text import Prompt, read_prompts
 
@@ -47,7 +47,7 @@ def stoppable(
     """Pressing `run` does the work, and from then to its end `stop` can be pressed, which asks it to stop."""
     run.click(lambda: gr.update(interactive=True), None, stop, **QUIET)
     # Turns are taken in `Device`, which can say who is ahead.
-    ended = run.click(work, inputs, outputs, concurrency_limit=None, **PRIVATE)
+    ended = run.click(work, inputs, outputs, concurrency_limit=None, **PRIVATE, **UNCHECKED)
     ended.then(lambda: gr.update(interactive=False), None, stop, **QUIET)
     stop.click(ask, None, None, **QUIET)
     return ended

@@ -28,7 +28,7 @@ from app.compare.lanes import (
 )
 from app.compare.many_readers import ManyReaders
 from app.compare.servers import ServerContender
-from app.insides import PRIVATE, QUIET, html_block, scripted
+from app.insides import PRIVATE, QUIET, UNCHECKED, html_block, scripted
 from app.parts import chooser, run_and_stop, selectors, tell_over
 from app.playground import starting_prompts
 from app.serving import Engine
@@ -38,7 +38,7 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, prompt_text
-from app.sidebar.picker import OTHER, Choice
+from app.sidebar.picker import OTHER, SENT, Choice, sent
 from app.tokens import Window, encode, stream
 from core.drafting.methods import METHODS
 from core.errors import UserError
@@ -189,8 +189,8 @@ class Compare:
 
     def _read(self, count: int, values: Values) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The sidebar's controls by name, and the lanes as those of the API, from the values that `run` takes."""
-        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(CONTROLS) :])]
-        return dict(zip(CONTROLS, values)), lanes[:count]
+        lanes = [self._lane(chosen) for chosen in chosen_lanes(values[len(SENT) :])]
+        return sent(self.choices, values), lanes[:count]
 
     def _lane(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """What the controls of a lane say, as a lane of the API."""
@@ -266,7 +266,7 @@ class Compare:
         use = gr.Button("Use the fastest", visible=False, elem_id="compare-use", min_width=180)
         with gr.Row(elem_id="compare-plots"):
             plots = [gr.Plot(visible=False, show_label=False, elem_classes="compare-plot") for _ in PLOTS]
-        chosen_values = [*(controls[name] for name in CONTROLS), *(c for lane in lanes for c in lane)]
+        chosen_values = [*(controls[name] for name in SENT), *(c for lane in lanes for c in lane)]
         self.places = [comparison, *plots, use]
         if not self.engine.public:
             self.places += self.many_readers.build(visit, kind, [count, *chosen_values])
@@ -279,6 +279,7 @@ class Compare:
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",
             **PRIVATE,
+            **UNCHECKED,
         )
         tell_over(ended, "comparison")
         stop.click(self.stop, None, None, **QUIET)

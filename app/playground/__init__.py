@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -21,8 +20,8 @@ from app.serving.stops import Stops
 from app.serving.turns import Event, guarded
 from app.serving.visit import Visit
 from app.settings import CONTROLS, MOST_NEW_TOKENS, PAIR_CONTROLS, pair_from, prompt_text, settings_from
-from app.sidebar import usable
-from app.sidebar.picker import Choice, as_chosen
+from app.sidebar import fitted
+from app.sidebar.picker import SENT, Choice, as_chosen, sent
 from app.tokens import stream, token_stream
 from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
@@ -80,11 +79,10 @@ class Playground:
         self.lent: tuple[gr.Row, gr.HTML, gr.Button]
         """Where another tab says what it chose in the sidebar for a race, and the way back."""
 
-    def run(self, prompt: str, visit: Visit, pair: str, request: gr.Request, *values: Any) -> Iterator[str]:
-        """The page's own way: `values` are those of the sidebar's controls. What follows a choice of the `pair` may be
-        on its way to them still: its models, and a method that it can use."""
+    def run(self, prompt: str, visit: Visit, request: gr.Request, *values: Any) -> Iterator[str]:
+        """The page's own way: `values` are those of the sidebar's controls."""
         runs: list[Run] = []
-        controls = as_chosen(self.choices, pair, dict(zip(CONTROLS, values)))
+        controls = sent(self.choices, values)
         with self.stops.watch(request) as stop:
             yield from stream(guarded(self._events(prompt, controls, stop, runs, fitting=True)))
             if any(run.rounds for run in runs):
@@ -123,10 +121,8 @@ class Playground:
         settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
 
         def settle(pair: Any, settings: Settings) -> Settings:
-            reasons = self.engine.methods(pair) if fitting else {}
-            if reasons.get(settings.method):
-                asked["method"] = usable(reasons)[0]
-                return replace(settings, method=asked["method"])
+            settings = fitted(self.engine.methods(pair), settings) if fitting else settings
+            asked["method"] = settings.method
             return settings
 
         told = False
@@ -172,7 +168,7 @@ class Playground:
         api(takes_settings(CONTROLS, start)(self.race), api_name="run", concurrency_limit=None)
         self.finished = run.click(
             self.run,
-            [prompt, visit, controls["pair"], *(controls[name] for name in CONTROLS)],
+            [prompt, visit, *(controls[name] for name in SENT)],
             race,
             concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
             trigger_mode="multiple",  # "once" would swallow a press that comes while the last value is on its way

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -131,6 +132,12 @@ def _numbers(most: int) -> list[tuple[str, str | int]]:
 def usable(reasons: dict[str, str | None]) -> list[str]:
     """Those the pair can use, plain decoding last."""
     return sorted((m for m in METHODS if reasons.get(m, "") is None), key=lambda m: m == "plain")
+
+
+def fitted(reasons: dict[str, str | None], settings: Settings) -> Settings:
+    """The settings, by another method where the pair cannot use theirs: what follows the choice of a pair may be on its
+    way to the control still."""
+    return replace(settings, method=usable(reasons)[0]) if reasons.get(settings.method) else settings
 
 
 def _choices(methods: Sequence[str]) -> list[tuple[str, str]]:

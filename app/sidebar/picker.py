@@ -18,7 +18,7 @@ from app.serving import Engine, Offer
 from app.serving.device import Device
 from app.serving.turns import Event, guarded, sentence, with_device
 from app.serving.visit import Visit, alone
-from app.settings import NAMED, PAIR_CONTROLS, pair_from
+from app.settings import CONTROLS, NAMED, PAIR_CONTROLS, pair_from
 from app.sidebar import control, follow_pair
 from app.sidebar.card import card_html, outlooks_html, trouble_html, waiting_html
 from core.drafting.methods import HEAD, HEADS, METHODS, Means, method_of
@@ -30,6 +30,8 @@ from core.progress import in_bytes, never
 from core.records import Run
 from core.settings import POCKET_NAME, Settings
 
+SENT = (*CONTROLS, "pair")
+"""Whose values go with what is asked for; `sent` reads them."""
 OTHER = "other…"
 BUNDLED = f"{POCKET_NAME} (bundled)"
 FOLLOWING = ("method", "refused", "exit_layer", "chat", "system", "news")
@@ -89,6 +91,12 @@ def as_chosen(choices: Mapping[str, Choice], pair: Any, controls: dict[str, Any]
     models = {"target": chosen.target, "draft": chosen.draft}
     same = all((controls.get(name) or "") == models[name] for name in models)
     return controls if same else {**controls, **models, "revision": ""}
+
+
+def sent(choices: Mapping[str, Choice], values: Sequence[Any]) -> dict[str, Any]:
+    """The values of SENT, as they came from the page, by name and of the pair that is chosen."""
+    controls = dict(zip(SENT, values))
+    return as_chosen(choices, controls.pop("pair", None), controls)
 
 
 def reasons_of(found: dict[str, Any]) -> dict[str, str | None]:

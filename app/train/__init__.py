@@ -18,9 +18,9 @@ from app.serving import Engine
 from app.serving.device import Device, in_background
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, guarded, sentence, with_pair
-from app.settings import CONTROLS, NAMED, pair_from, settings_from
+from app.settings import NAMED, pair_from, settings_from
 from app.sidebar import follow_pair
-from app.sidebar.picker import OTHER, reasons_of
+from app.sidebar.picker import OTHER, SENT, Choice, reasons_of, sent
 from app.tokens import stream
 from app.tokens.charts import SERIES, Chart, add_line, figure
 from app.tokens.markup import json_text
@@ -63,8 +63,11 @@ SPECULATIVE_TOKENS = 3
 class Train:
     """The tab and the functions behind its buttons. On a `public` page it says why it is off."""
 
-    def __init__(self, engine: Engine, device: Device, public: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, device: Device, public: bool = False, choices: Mapping[str, Choice] | None = None
+    ) -> None:
         self.engine = engine
+        self.choices = choices or {}
         self.device = device
         self.public = public
         self.stops = Stops()
@@ -116,7 +119,7 @@ class Train:
         return {**plan_from(amount, unit, prompts), "kind": kind, "head": bundled}
 
     def _settings(self, values: tuple[Any, ...]) -> Settings:
-        return settings_from(self.engine.settings, **dict(zip(CONTROLS, values)))
+        return settings_from(self.engine.settings, **sent(self.choices, values))
 
     def stop(self, request: gr.Request) -> None:
         """Stop this visitor's training; what was learnt is saved."""
@@ -155,12 +158,12 @@ class Train:
         head = Settings(target=settings.target, draft=folder, method=method_of(kind_of(kept)).name)
         return Deployment(head, length, precision, head_folder=folder, algorithm=algorithm)
 
-    def race_method(self, own: list[Any] | None, pair: str, *values: Any) -> list[Any]:
+    def race_method(self, own: list[Any] | None, *values: Any) -> list[Any]:
         """The method of a trained head, in the sidebar. It comes before the head itself: what follows the pair is sent
         with the method that is chosen, which must be one of those the new pair has. And what stood there, by LENT,
         unless that is a head of here already."""
         _, kept = self._newest(values)
-        now = {"pair": pair, **dict(zip(CONTROLS, values))}
+        now = dict(zip(SENT, values))
         if own is None or now.get("draft") != str(kept.folder):
             own = [now.get(name) for name in LENT]
         kind = kind_of(kept)
@@ -205,7 +208,7 @@ class Train:
         if self.public:
             html_block(status_line("idle", OFF), elem_id="train-words")
             return
-        sidebar = [controls[name] for name in CONTROLS]
+        sidebar = [controls[name] for name in SENT]
         words = html_block(elem_id="train-words")
         plan, upload, start, resume, stop = self._choices()
         training = component()
@@ -225,6 +228,7 @@ class Train:
                 training,
                 concurrency_limit=None,  # turns are taken in `Device`, which can say who is ahead
                 **PRIVATE,
+                **UNCHECKED,
             )
             tell_over(ended.then(self.glance, [*plan, *sidebar], known, **QUIET), "training")
         stop.click(self.stop, None, None, **QUIET)
@@ -235,7 +239,7 @@ class Train:
         fields = [controls[name] for name in NAMED]
         wanted = scripted("<span hidden></span>", "train/race_it.js")
         own, (place, said, back) = gr.State(), lent
-        race.click(self.race_method, [own, controls["pair"], *sidebar], [controls["method"], own], **QUIET).success(
+        race.click(self.race_method, [own, *sidebar], [controls["method"], own], **QUIET).success(
             self.race,
             sidebar,
             [wanted, controls["pair"], *fields, controls["draft_length"], tabs, place, said],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gradio as gr
@@ -21,6 +21,8 @@ from app.serving.limits import cost_in_tokens
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, as_events, guarded, with_pair
 from app.settings import CONTROLS, MOST_NEW_TOKENS, settings_from
+from app.sidebar import fitted
+from app.sidebar.picker import SENT, Choice, sent
 from app.tune.example import example_html
 from app.tune.fastest import keep
 from app.tune.many_texts import ManyTexts
@@ -52,9 +54,15 @@ class Tune:
     """The tab and the functions behind its buttons. On a `public` page a sweep has a budget of tokens."""
 
     def __init__(
-        self, engine: Engine, device: Device, most_new_tokens: int = MOST_NEW_TOKENS, public: bool = False
+        self,
+        engine: Engine,
+        device: Device,
+        most_new_tokens: int = MOST_NEW_TOKENS,
+        public: bool = False,
+        choices: Mapping[str, Choice] | None = None,
     ) -> None:
         self.engine = engine
+        self.choices = choices or {}
         self.device = device
         self.most_new_tokens = most_new_tokens
         self.budget = PUBLIC_BUDGET if public else math.inf
@@ -125,7 +133,7 @@ class Tune:
         document, told = None, 0.0
         with self.stops.watch(request) as stop:
             plan = (lengths, temperatures, kinds, tokens, repeats, own)
-            for event in guarded(self._events(*plan, dict(zip(CONTROLS, values)), stop)):
+            for event in guarded(self._events(*plan, sent(self.choices, values), stop, fitting=True)):
                 if event["e"] == "document":
                     document = event["document"]
                 elif event["e"] == "progress" and time.monotonic() - told < 1 / TELLS_PER_SECOND:
@@ -148,8 +156,9 @@ class Tune:
         own: Any,
         controls: dict[str, Any],
         stop: Stop,
+        fitting: bool = False,
     ) -> Iterator[Event]:
-        """Statuses, progress and at last the document of a sweep."""
+        """Statuses, progress and at last the document of a sweep; `fitting`: see `app.sidebar.fitted`."""
         settings, prompts = self._planned(kinds, tokens, own, controls)
         lengths = [int(n) for n in _numbers("A draft length", lengths, whole=True)]
         temperatures = _numbers("A temperature", temperatures)
@@ -165,7 +174,8 @@ class Tune:
             )
 
         def work(pair: Any) -> Iterator[Event]:
-            return as_events(self.engine.sweep(pair, prompts, settings, lengths, temperatures, int(repeats), stop))
+            own = fitted(self.engine.methods(pair), settings) if fitting else settings
+            return as_events(self.engine.sweep(pair, prompts, own, lengths, temperatures, int(repeats), stop))
 
         yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 
@@ -178,7 +188,7 @@ class Tune:
 
     def _of_many(self, kinds: Any, tokens: Any, own: Any, *values: Any) -> tuple[Settings, list[Prompt]]:
         """The same by the page's values."""
-        return self._planned(kinds, tokens, own, dict(zip(CONTROLS, values)))
+        return self._planned(kinds, tokens, own, sent(self.choices, values))
 
     def _chosen(self, kinds: Any, own: Any) -> list[Prompt]:
         """The bundled prompts of these kinds, and a person's own."""
@@ -198,7 +208,7 @@ class Tune:
         self, lengths: Any, temperatures: Any, kinds: Any, tokens: Any, repeats: Any, own: Any, *values: Any
     ) -> str:
         """What a sweep with these choices will do and how long it takes; the status before it is run."""
-        controls: dict[str, Any] = dict(zip(CONTROLS, values)) | {"max_new_tokens": tokens}
+        controls = sent(self.choices, values) | {"max_new_tokens": tokens}
         try:
             settings = settings_from(self.engine.settings, most_new_tokens=self.most_new_tokens, **controls)
             (repeats,) = _numbers("Repeats", [repeats], whole=True)
@@ -227,7 +237,7 @@ class Tune:
 
     def build(self, controls: dict[str, Any], tabs: gr.Tabs, visit: gr.State) -> None:
         """Lay out the tab and wire its buttons; `tabs` lead to the Playground."""
-        sidebar = [controls[name] for name in CONTROLS]
+        sidebar = [controls[name] for name in SENT]
         plan, run, stop = self._choices()
         status = html_block(
             self.forecast(

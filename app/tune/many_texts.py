@@ -16,6 +16,7 @@ from app.serving.device import Device
 from app.serving.stops import Stops
 from app.serving.turns import Event, Stop, as_events, guarded, with_pair
 from app.serving.visit import Visit
+from app.sidebar import fitted
 from app.tokens.charts import COLOURS, SERIES, Chart, Style, add_line, figure
 from core.drafting.methods import METHODS
 from core.errors import UserError
@@ -103,7 +104,8 @@ class ManyTexts:
             )
 
         def work(pair: Any) -> Iterator[Event]:
-            return as_events(self.engine.batches(pair, prompts, variants, sizes, REPEATS, stop))
+            own = variants_of(fitted(self.engine.methods(pair), settings))
+            return as_events(self.engine.batches(pair, prompts, own, sizes, REPEATS, stop))
 
         yield from with_pair(self.device, self.engine, settings, stop, work, PURPOSE)
 

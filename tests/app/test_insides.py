@@ -223,10 +223,11 @@ def test_reaching_into_gradio_is_seen(line: str) -> None:
 
 
 def test_what_follows_the_pair_takes_the_method_of_before() -> None:
-    """The choices of methods change with the pair; other controls tell of it, or Run is pressed, before the method has
-    followed."""
+    """The choices of methods change with the pair; other controls tell of it, or something is begun, before the method
+    has followed."""
     page = build(FakeEngine())
-    telling = {at for at, block in page.blocks.items() if block.elem_id in ("pair-target", "pair-draft", "run")}
+    begun = ("run", "compare-run", "load-run", "tune-run", "many-run", "train-start", "train-resume")
+    telling = {at for at, block in page.blocks.items() if block.elem_id in ("pair-target", "pair-draft", *begun)}
     following = [
         function
         for function in page.fns.values()
@@ -234,7 +235,7 @@ def test_what_follows_the_pair_takes_the_method_of_before() -> None:
         and {at for at, _ in function.targets} & telling
         and "method" in {block.elem_id for block in function.inputs}
     ]
-    assert len(following) == 4 and not any(function.preprocess for function in following)
+    assert len(following) == 3 + len(begun) and not any(function.preprocess for function in following)
 
 
 def test_an_upload_is_deleted_once_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

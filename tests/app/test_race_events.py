@@ -110,7 +110,7 @@ def test_the_pair_that_is_chosen_is_raced_though_its_fields_follow(
     engine, visit = FakeEngine(pace=0), Visit()
     playground = Playground(engine, Device(), choices=Picker(engine, Device()).choices)
     controls = {**{name: start_of(name) for name in CONTROLS}, "method": "early-exit", **dict(zip(NAMED, named))}
-    reader, values = Reader(), playground.run("x", visit, pair, gr.Request(), *controls.values())
+    reader, values = Reader(), playground.run("x", visit, gr.Request(), *controls.values(), pair)
     events = [event for value in values for event in reader.read(value)]
     settings = visit.entries[0].runs[0].settings
     assert (settings.target, settings.draft, settings.revision) == raced

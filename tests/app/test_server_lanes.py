@@ -143,7 +143,7 @@ def test_many_readers_are_measured_charted_and_told_to_explain() -> None:
         lanes = [dict.fromkeys(LANE, "") | {"pair": SERVER, "server": it.address} for it in (plain, drafting)]
         values = [lane[name] for lane in lanes for name in LANE]
         kind = compare._sets()[1][1]
-        *_, last = compare.many_readers.run([1, 2], kind, visit, None, 2, *controls, *values)  # type: ignore[arg-type]
+        *_, last = compare.many_readers.run([1, 2], kind, visit, None, 2, *controls, "default", *values)  # type: ignore[arg-type]
         assert (plain.most_reading, drafting.most_reading) == (2, 2)
     status, *charts = last
     assert "peculation" in status and all(chart["visible"] for chart in charts)
@@ -170,7 +170,7 @@ def test_many_readers_are_measured_charted_and_told_to_explain() -> None:
         dict.fromkeys(LANE, "") | {"pair": SIDEBAR, "precision": SIDEBAR, "method": "plain", "draft_length": SIDEBAR}
     ]
     values = [lane[name] for lane in ours * 2 for name in LANE]
-    *_, (said, *_) = compare.many_readers.run([1], ONE_PROMPT, visit, None, 2, *controls, *values)  # type: ignore[arg-type]
+    *_, (said, *_) = compare.many_readers.run([1], ONE_PROMPT, visit, None, 2, *controls, "default", *values)  # type: ignore[arg-type]
     assert "Choose" in said and "role='alert'" in said
     run = run_from_dict(last_of([{"method": "draft"}, {"method": "plain"}])["document"]["runs"][0])
     told = costs_html(run, None, visit.load, servers=True)

@@ -161,7 +161,7 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     assert json.loads(run)["controls"] == wanted
     assert length == 2  # what the last look found best
     assert place["visible"] and "the new head as draft, method Trained head, draft length 2" in said
-    method, _ = train.race_method(None, "default")
+    method, _ = train.race_method(None)
     assert (target["value"], draft["value"], method["value"]) == ("pocket", folder, "head")
     assert "head" in [value for _, value in method["choices"]]
     list(train.resume(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
@@ -174,13 +174,13 @@ def test_a_race_of_the_head_gives_back_what_stood_there(engine: FakeEngine) -> N
     train = Train(engine, Device())
     list(train.start(0.01, "minutes", "", "eagle3", NEW, gr.Request()))
     stood = {**{name: start_of(name) for name in CONTROLS}, "method": "ngram", "draft_length": 7}
-    _, own = train.race_method(None, "small-pair", *stood.values())
+    _, own = train.race_method(None, *stood.values(), "small-pair")
     raced = {**stood, "method": "head", "draft_length": 2, "target": "pocket", "draft": str(engine.heads / "pocket")}
-    _, own = train.race_method(own, "other…", *raced.values())
+    _, own = train.race_method(own, *raced.values(), "other…")
     *back, kept, place = train.give_back(own)
     assert back[:4] == ["small-pair", "", "", ""] and (back[4]["value"], back[5]) == ("ngram", 7)
     assert kept is None and not place["visible"]
-    _, own = train.race_method(own, "other…", *{**raced, "draft": "owner/tiny"}.values())
+    _, own = train.race_method(own, *{**raced, "draft": "owner/tiny"}.values(), "other…")
     assert own[:3] == ["other…", "pocket", "owner/tiny"]
 
 
@@ -206,7 +206,7 @@ def test_a_block_drafter_is_raced_and_served_as_one(engine: FakeEngine, kind: st
     words, begin, *_ = train.glance(3, "minutes", "", kind, BUNDLED)
     assert f"a {KINDS[kind]} head of one layer learns" in words and not begin["visible"]
     list(train.start(0.01, "minutes", "", kind, NEW, gr.Request()))
-    method, _ = train.race_method(None, "default")
+    method, _ = train.race_method(None)
     assert method["value"] == "block" and "block" in [value for _, value in method["choices"]]
     run, *_ = train.race()
     assert json.loads(run)["controls"]["method"] == "block"

@@ -19,6 +19,7 @@ from app.playground.example import example_of
 from app.serving.device import Device
 from app.serving.visit import Visit
 from app.settings import CONTROLS
+from app.sidebar.picker import Picker
 from app.tune import PUBLIC_BUDGET, Tune, own_prompts
 from app.tune.example import example_html
 from app.tune.fastest import fastest, keep
@@ -88,6 +89,16 @@ def test_the_forecast_counts_runs_and_follows_the_method(tune):
     assert "N-gram: 8 runs of 32 tokens, about 6 seconds" in said and "3 times at most (about 19 seconds)" in said
     assert "Choose at least one of each" in tune.forecast([], [0.0], ["class"], 32, 1, "", *controls())
     assert "New tokens must be a whole number" in tune.forecast([1], [0.0], ["class"], None, 1, "", *controls())
+
+
+def test_a_pair_just_chosen_is_swept_by_a_method_that_it_can_use():
+    """Its fields, and the method, follow a moment later."""
+    engine = FakeEngine(pace=0.0)
+    tune = Tune(engine, Device(), choices=Picker(engine, Device()).choices)
+    values = controls(target=None, draft=None, method="early-exit")
+    *_, (_, document) = tune.run([2], [0.0], ["class"], 16, 1, "", Asking(), *values, "small-pair")
+    ran = document["settings"]
+    assert (ran["target"], ran["draft"], ran["method"]) == ("owner/small", "owner/tiny", "draft")
 
 
 def test_ones_own_prompts_are_swept_too(tune):

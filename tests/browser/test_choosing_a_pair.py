@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import expect, fill_in, run_to_end, status, wait_idle
+from driving import expect, fill_in, open_tab, run_to_end, status, wait_idle
+
+from core.errors import UserError
+from core.settings import Settings
 
 CARD = "#pair-card .pair-card"
 
@@ -64,23 +67,49 @@ def test_a_chosen_pair_is_the_one_that_runs(page: Any) -> None:
     assert (settings["target"], settings["draft"]) == ("owner/small", "owner/tiny")
 
 
-AT_ONCE = """() => {
+AT_ONCE = """button => {
     const options = [...document.querySelectorAll("[role=option]")];
     const option = options.find(each => each.textContent.includes("small-pair"));
     option.dispatchEvent(new MouseEvent("mousedown", { bubbles: true, cancelable: true }));
-    document.querySelector("#run").click();
+    document.querySelector(button).click();
 }"""
 
 
 def test_run_pressed_as_a_pair_is_chosen_races_that_pair(page: Any) -> None:
     page.locator("#pair input").click()
     page.get_by_role("option").filter(has_text="small-pair").wait_for()
-    page.evaluate(AT_ONCE)
+    page.evaluate(AT_ONCE, "#run")
     wait_idle(page)
     settings = page.evaluate("document.querySelector('.race').race.documents.speculative.settings")
     assert (settings["target"], settings["draft"]) == ("owner/small", "owner/tiny")
     page.wait_for_function("location.search.includes('target=owner%2Fsmall')")
     expect(page.locator(".past")).to_be_hidden()
+
+
+@pytest.mark.parametrize("button", ["compare-run", "tune-run", "many-run", "train-start"])
+def test_what_is_pressed_as_a_pair_is_chosen_is_done_with_that_pair(
+    page: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, button: str
+) -> None:
+    asked: list[Settings] = []
+
+    def noted(*given: Any, **_: Any) -> Any:
+        values = (value for each in given for value in (each.values() if isinstance(each, dict) else [each]))
+        asked.extend(each for each in values if isinstance(each, Settings))
+        raise UserError("Noted.")
+
+    for name in ("open_lane", "sweep", "batches", "training"):
+        monkeypatch.setattr(engine, name, noted)
+    tab, _ = button.replace("many", "tune").split("-")
+    open_tab(page, tab)
+    if button == "many-run":
+        page.click("#many-texts button")
+    page.wait_for_selector(f"#{button}", state="visible")
+    page.locator("#pair input").click()
+    page.get_by_role("option").filter(has_text="small-pair").wait_for()
+    page.evaluate(AT_ONCE, f"#{button}")
+    while not asked:
+        page.wait_for_timeout(20)
+    assert {(each.target, each.draft) for each in asked} == {("owner/small", "owner/tiny")}
 
 
 def test_other_models_are_typed_and_what_is_missing_is_said(page: Any) -> None:

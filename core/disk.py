@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -56,10 +56,11 @@ def folder_for_now() -> Path:
 
 
 def free_space(folder: Path) -> int:
-    """Bytes free where a folder is, or would be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    """Bytes free where a folder is, or would be. Raises UserError where nothing above it is there: a missing drive."""
+    for place in (folder, *folder.parents):
+        with suppress(OSError):
+            return shutil.disk_usage(place).free
+    raise UserError(f"{folder} cannot be made: neither it nor anything above it is there; name another place.")
 
 
 def require_room(what: str, folder: Path, needed: int, advice: str) -> None:

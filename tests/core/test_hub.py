@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from stand_in_hub import COMMIT, stand_in_hub
 from tiny import make_tokenizer
 
+from core.disk import free_space
 from core.errors import Cancelled, UserError
 from core.loading import hub
 from core.loading.hub import cached, fetch
@@ -193,6 +194,19 @@ def test_a_disk_without_room_is_told_before_the_download(served, monkeypatch):
     with pytest.raises(UserError, match=rf"{NAME} needs 3\d\d kB more on the disk .* 1\.0 kB are free"):
         fetch(NAME)
     assert not served.file_requests("model.safetensors")
+
+
+def test_what_is_free_is_told_by_the_nearest_folder_that_is_there(tmp_path, monkeypatch):
+    """Whatever the name; where nothing is, as of a drive that is missing, that is said."""
+    assert free_space(tmp_path / "made" / "later") > 0
+    assert free_space(tmp_path / ("x" * 300)) > 0
+
+    def missing(place):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+
+    monkeypatch.setattr("core.disk.shutil.disk_usage", missing)
+    with pytest.raises(UserError, match="Z:/cache cannot be made: neither it nor anything above it is there"):
+        free_space(Path("Z:/cache"))
 
 
 def test_a_disk_that_fills_up_meanwhile(served, monkeypatch):

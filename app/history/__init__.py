@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 import gradio as gr
@@ -20,7 +19,9 @@ from app.tokens.markup import json_text
 from app.tokens.replay import replay_value
 from core.drafting.methods import METHODS
 from core.errors import UserError
+from core.records import median_of_known
 from core.servers import load_document
+from core.servers.records import pooled, speculation_from_dict
 
 LONGEST_LABEL = 80
 SETTINGS = {
@@ -61,8 +62,8 @@ class History:
     def table(self, visit: Visit) -> str:
         return table(visit)
 
-    def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, ...]:
     @alone
+    def show(self, visit: Visit, event: gr.EventData) -> tuple[Any, ...]:
         """An entry as it looked when it ended: in the panes of the Playground, or where running servers answered in
         those of Compare."""
         elsewhere = [gr.skip()] * len(self.compare.places)
@@ -171,6 +172,7 @@ def _own_row(entry: Entry) -> dict[str, Any]:
 def _server_row(entry: Entry) -> dict[str, Any]:
     """The same of an entry of servers' answers alone."""
     shown, *others = server_lanes(entry)
+    figures = _server_figures(shown)
     return {
         "first": shown[0],
         "others": len(others),
@@ -178,10 +180,10 @@ def _server_row(entry: Entry) -> dict[str, Any]:
         "precision": None,
         "method": shown[0]["server"]["drafter"] or "running server",
         "draft_length": None,
-        "speculative": _mean(shown, "tokens_per_second"),
+        "speculative": figures["speed"],
         "plain": None,
         "speedup": None,
-        "acceptance": _mean_counted(shown, "acceptance_rate"),
+        "acceptance": figures["accepted"],
     }
 
 
@@ -212,7 +214,7 @@ def server_name(head: Head) -> str:
 
 def _server_column(lane: list[Head]) -> dict[str, Any]:
     """A server's lane as a column: what it was asked, and what it and its reader measured."""
-    head = lane[0]
+    head, figures = lane[0], _server_figures(lane)
     asked = head["settings"]
     settings = {name: _setting_of(asked, key) for name, key in SETTINGS.items()}
     return {
@@ -225,12 +227,12 @@ def _server_column(lane: list[Head]) -> dict[str, Any]:
             "Device": head["server"]["address"],
         },
         "measured": {
-            "Tokens/s": _shown(_mean(lane, "tokens_per_second"), "{:.0f}"),
+            "Tokens/s": _shown(figures["speed"], "{:.0f}"),
             "Plain tokens/s": NONE,
             "Speed-up": NONE,
             "Accepted": NONE,
-            "Drafts used": _shown(_mean_counted(lane, "acceptance_rate"), "{:.0%}"),
-            "Tokens per pass": _shown(_mean_counted(lane, "tokens_per_pass"), "{:.2f}"),
+            "Drafts used": _shown(figures["accepted"], "{:.0%}"),
+            "Tokens per pass": _shown(figures["per_pass"], "{:.2f}"),
             "Tokens written": f"{sum(each['metrics']['tokens'] for each in lane):,}",
             "Prefill": NONE,
             "Ended by": ", ".join(dict.fromkeys(each["stop_reason"] or "cancelled" for each in lane)),
@@ -243,12 +245,16 @@ def _setting_of(asked: dict[str, Any], key: str) -> str:
     return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _mean_counted(lane: list[Head], name: str) -> float | None:
-    """Of what the servers counted of their drafts, where they did."""
-    values = [
-        head["speculation"][name] for head in lane if head["speculation"] and head["speculation"][name] is not None
-    ]
-    return mean(values) if values else None
+def _server_figures(lane: list[Head]) -> dict[str, float | None]:
+    """A server's answers as Compare sums them up: medians, and of the drafts that it counted the whole."""
+    ended = [head for head in lane if head["stop_reason"] in ("eos", "length")] or lane
+    counts = [speculation_from_dict(head["speculation"]) for head in ended if head["speculation"]]
+    whole = pooled(counts) if len(counts) == len(ended) else None
+    return {
+        "speed": _median(ended, "tokens_per_second"),
+        "accepted": whole and whole.acceptance_rate,
+        "per_pass": median_of_known(each.tokens_per_pass for each in counts),
+    }
 
 
 def _settings(lane: Lane) -> dict[str, str]:
@@ -282,10 +288,10 @@ def _measured(lane: Lane) -> dict[str, str]:
         "Plain tokens/s": _shown(plain and plain.median("tokens_per_second"), "{:.0f}"),
         "Speed-up": _shown(speedup, "{:.2f}×"),
         "Accepted": _shown(lane.row["acceptance_rate"], "{:.0%}"),
-        "Drafts used": _shown(_mean(heads, "draft_utilisation"), "{:.0%}"),
+        "Drafts used": _shown(_median(heads, "draft_utilisation"), "{:.0%}"),
         "Tokens per pass": _shown(lane.row["tokens_per_round"], "{:.2f}"),
         "Tokens written": f"{sum(head['metrics']['new_tokens'] for head in heads):,}",
-        "Prefill": _shown(_mean(heads, "prefill_seconds", 1000), "{:.1f} ms"),
+        "Prefill": _shown(_median(heads, "prefill_seconds", 1000), "{:.1f} ms"),
         "Ended by": ", ".join(dict.fromkeys(head["stop_reason"] or "cancelled" for head in heads)),
     }
 
@@ -294,9 +300,9 @@ def _drafting(entry: Entry) -> list[Lane]:
     return [lane for lane in lanes(entry) if lane.settings["method"] != "plain"]
 
 
-def _mean(lane: list[Head], name: str, scale: float = 1.0) -> float | None:
-    values = [head["metrics"][name] for head in lane if head["metrics"][name] is not None]
-    return scale * mean(values) if values else None
+def _median(lane: list[Head], name: str, scale: float = 1.0) -> float | None:
+    found = median_of_known(head["metrics"][name] for head in lane)
+    return None if found is None else scale * found
 
 
 def _shown(value: float | None, form: str) -> str:

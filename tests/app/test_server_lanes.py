@@ -15,6 +15,7 @@ from stand_in_servers import STEPS, WORDS, stand_in_server
 from app.compare import ONE_PROMPT, Compare
 from app.compare.again import again
 from app.compare.lanes import LANE, SERVER, SIDEBAR
+from app.compare.servers import ServerContender, server_row
 from app.explain.costs import costs_html
 from app.history import History, columns, row
 from app.history.run_file import open_file
@@ -24,8 +25,9 @@ from app.serving.visit import Entry, Visit
 from app.settings import CONTROLS
 from app.sidebar.picker import choices
 from core.errors import UserError
-from core.records import SCHEMA, run_from_dict
+from core.records import SCHEMA, Settings, run_from_dict
 from core.servers import Server, ServerChunk, ServerRun, load_document
+from core.servers.records import Timings, speculation
 
 DRAFTED, ACCEPTED = sum(drafted for drafted, _ in STEPS), sum(accepted for _, accepted in STEPS)
 
@@ -61,6 +63,30 @@ def test_plain_decoding_without_a_pane_is_the_baseline_of_the_others() -> None:
     assert [each["ratio_to_plain"] is not None for each in comparison.rows()] == [True, True, False, False, True]
     crowded = again(Visit().add("comparison", runs, servers=answers).document())
     assert [each.number for each in crowded.servers] == [3, 4]
+
+
+def test_of_a_servers_answers_history_tells_what_compare_tells() -> None:
+    """Medians, and of the drafts that it counted the whole; an answer that was stopped counts where none came whole."""
+    server = Server("http://127.0.0.1:1", "llama.cpp", None, "tiny", ("tiny",))
+    counts = [speculation("answer", drafted=drafted, accepted=4, per_pass=1.0 + drafted) for drafted in (4, 8, 40, 1)]
+    answers = [
+        ServerRun(server, Settings(), prompt, [ServerChunk("it", 0.1)], ended, timings=Timings(None, 10, seconds))
+        for prompt, ended, seconds in (
+            ("a", "eos", 1.0),
+            ("b", "eos", 0.5),
+            ("c", "length", 0.1),
+            ("d", "cancelled", 9),
+        )
+    ]
+    answers = [replace(answer, speculation=each) for answer, each in zip(answers, counts)]
+    lane = ServerContender(1, server.address, None, Settings(), server, dict(enumerate(answers)))
+    row_of_compare = server_row(lane, [], {})
+    entry = Visit().add("comparison", [], servers=answers)
+    assert row_of_compare["tokens_per_second"]["median"] == row(entry)["speculative"] == 20
+    assert row_of_compare["acceptance_rate"] == row(entry)["acceptance"] == 12 / 52
+    told = columns(entry)[0]["measured"]
+    assert (told["Tokens/s"], told["Drafts used"], told["Tokens per pass"]) == ("20", "23%", "9.00")
+    assert row_of_compare["tokens_per_round"] == 9
 
 
 def test_servers_answer_beside_our_lanes_and_the_document_opens_again() -> None:

@@ -11,6 +11,7 @@ browser tab; one that was only changed stays (`app.page.build`).
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -19,8 +20,10 @@ from asyncio import to_thread
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_bytes
 from time import time
 from typing import Any
+from weakref import WeakSet
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -49,6 +52,7 @@ def without_stubs() -> Iterator[None]:
 
 with without_stubs():  # for whoever imports this module before Gradio
     import gradio as gr
+    from gradio import route_utils
     from gradio.events import EventListener
     from gradio.state_holder import SessionState
     from gradio.utils import get_upload_folder
@@ -175,7 +179,7 @@ MOST_IN_UPLOAD = 3 << 20
 MOST_IN_REQUEST = 48 << 20
 """Bytes of any other request: the largest document that is opened, of characters that take three each."""
 MOST_IN_REQUESTS = 96 << 20
-"""Of all requests together that are being read or answered."""
+"""Of all requests together that are being read or answered, and of calls that wait to be run."""
 HANG_UP = {"Connection": "close"}
 """Without it, the rest of a request would be read, though to no end."""
 UPLOADS_STAY = 3600
@@ -183,7 +187,7 @@ UPLOADS_STAY = 3600
 
 
 def forget_upload(path: str) -> None:
-    """Delete a file that a visitor uploaded: Gradio puts each into a folder of its own below that for uploads."""
+    """Delete a file that a visitor uploaded: each is in a folder of its own below that for uploads."""
     file, folder = Path(path).resolve(), Path(get_upload_folder()).resolve()
     if file.is_relative_to(folder):
         file.unlink(missing_ok=True)
@@ -191,14 +195,35 @@ def forget_upload(path: str) -> None:
             file.parent.rmdir()
 
 
+class Upload(route_utils.GradioUploadFile):
+    """An upload in a folder of its own: Gradio names folders by what is in a file, so that the same from two visitors
+    would be one, and go with the first that is read."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.sha.update(token_bytes())
+
+
+route_utils.GradioUploadFile = Upload  # type: ignore[misc]
+
+
+class Body:
+    """How many bytes of a request have come."""
+
+    size = 0
+
+
 class BoundedBodies:
     """ASGI middleware that takes no more from visitors than memory and disk may hold of it: Gradio reads whole whatever
-    comes, from anybody, and has a bound for single files alone."""
+    comes, from anybody, and has a bound for single files alone. A queued call is answered at once, and keeps its
+    request with all that came until it was run: what lies in a request's scope lives as long."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.held = 0
-        """Bytes of the requests that are being read or answered."""
+        self.bodies: WeakSet[Body] = WeakSet()
+
+    def full(self) -> bool:
+        return sum(body.size for body in self.bodies) > MOST_IN_REQUESTS
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -209,16 +234,18 @@ class BoundedBodies:
             answer = PlainTextResponse("Too many files are being uploaded just now; please try again in an hour.", 507)
             await answer(scope, receive, send)
             return
-        most, taken = MOST_IN_UPLOAD if upload else MOST_IN_REQUEST, 0
+        most = MOST_IN_UPLOAD if upload else MOST_IN_REQUEST
+        body = scope.setdefault("state", {})["body"] = Body()
+        self.bodies.add(body)
 
         async def received() -> Any:
-            nonlocal taken
             message = await receive()
-            size = len(message.get("body", b""))
-            taken, self.held = taken + size, self.held + size
-            if taken > most:
+            body.size += len(message.get("body", b""))
+            if body.size > most:
                 raise HTTPException(413, f"A request has at most {most:,} bytes here.", HANG_UP)
-            if self.held > MOST_IN_REQUESTS:
+            if self.full():
+                gc.collect()  # the errors of calls that failed hold these, in circles
+            if self.full():
                 raise HTTPException(503, "Too much is being sent just now; please try again in a minute.", HANG_UP)
             return message
 
@@ -232,8 +259,6 @@ class BoundedBodies:
                 f"Files cannot be taken here just now: {why}. Paste the text instead.", 507, HANG_UP
             )
             await told(scope, receive, send)
-        finally:
-            self.held -= taken
 
 
 def uploaded_bytes() -> int:

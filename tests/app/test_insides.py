@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from contextlib import suppress
 from errno import ENOSPC
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gradio as gr
@@ -27,6 +29,7 @@ from app.insides import (
     PLACES,
     UNCHECKED,
     BoundedBodies,
+    forget_upload,
     give,
     hang_up,
     leave_undocumented,
@@ -251,6 +254,10 @@ def test_an_upload_is_deleted_once_it_is_read(tmp_path: Path, monkeypatch: pytes
     assert other.exists(), "nothing is deleted that nobody uploaded"
 
 
+FREE = Event()
+"""Until it is set, calls that are held wait."""
+
+
 @pytest.fixture
 def taking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of the functions of a page that takes uploads."""
@@ -259,9 +266,17 @@ def taking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     def same(text: str) -> str:
         return text
 
+    def held(text: str) -> None:
+        FREE.wait()
+
+    def fails(text: str) -> None:
+        raise gr.Error(text[:1], print_exception=False)
+
     with gr.Blocks(analytics_enabled=False) as page:
         gr.UploadButton()
         gr.api(same)
+        gr.api(held)
+        gr.api(fails)
     middleware = [Middleware(BoundedBodies)]
     _, address, _ = page.launch(
         prevent_thread_lock=True, quiet=True, app_kwargs={"middleware": middleware}, ssr_mode=False
@@ -291,6 +306,35 @@ def test_files_with_next_to_nothing_in_them_are_bounded_too(
         os.utime(folder, (0, 0))
     assert uploaded_bytes() == 0
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_same_file_from_two_visitors_goes_with_neither_of_them_alone(taking: str) -> None:
+    """Gradio would put both in one place, by what is in them."""
+    first, second = (httpx.post(f"{taking}upload", files={"files": ("a.txt", b"one\n")}).json()[0] for _ in range(2))
+    forget_upload(first)
+    assert not Path(first).exists() and Path(second).read_text() == "one\n"
+
+
+def test_calls_that_wait_are_bounded_by_all_that_came_with_them(taking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio's queue counts calls alone, and answers each before it is run. One that failed is let go of."""
+    monkeypatch.setattr("app.insides.MOST_IN_REQUESTS", 450_000)
+    FREE.clear()
+
+    def called(name: str, wait: bool = False) -> int:
+        answer = httpx.post(f"{taking}call/{name}", json={"data": ["x" * 100_000]})
+        if wait:
+            assert "event: error" in httpx.get(f"{taking}call/{name}/{answer.json()['event_id']}").text
+        return answer.status_code
+
+    assert [called("held") for _ in range(6)] == [200] * 4 + [503] * 2
+    FREE.set()
+    while called("held") == 503:  # until both were run
+        continue
+    gc.disable()
+    try:
+        assert [called("fails", wait=True) for _ in range(9)] == [200] * 9
+    finally:
+        gc.enable()
 
 
 def test_an_upload_to_a_full_disk_is_answered_in_a_sentence(taking: str, monkeypatch: pytest.MonkeyPatch) -> None:

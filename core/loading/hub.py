@@ -166,6 +166,8 @@ def _snapshot(name: str, revision: str | None, meter: Meter, stop: Stop) -> str:
     """The client at work in a thread of its own: it looks up between two pieces of 10 MB, and `stop` is seen at once
     however slowly they come."""
     over = Event()
+    with _lock:
+        _going.add(over)
     pool = ThreadPoolExecutor(1, thread_name_prefix="download")
     found = pool.submit(
         snapshot_download,
@@ -181,12 +183,29 @@ def _snapshot(name: str, revision: str | None, meter: Meter, stop: Stop) -> str:
                 raise Cancelled
         return found.result()
     except Cancelled:
-        if xet := sys.modules.get("huggingface_hub.utils._xet"):
-            xet.abort_xet_session()  # its transfers run outside Python, where no bar ends them
+        _stopped.add(over)
         raise
     finally:
         over.set()
         pool.shutdown(wait=False)
+        _end(over)
+
+
+_lock = Lock()
+_going: set[Event] = set()
+_stopped: set[Event] = set()
+"""Downloads that somebody waits for, and those that nobody does any more."""
+
+
+def _end(over: Event) -> None:
+    """Xet's transfers run outside Python, where no bar ends them, and only all of a process can be ended: one that was
+    stopped goes on, unseen, until no other download does."""
+    with _lock:
+        _going.remove(over)
+        if _stopped and not _going:
+            _stopped.clear()
+            if xet := sys.modules.get("huggingface_hub.utils._xet"):
+                xet.abort_xet_session()
 
 
 def bars(meter: Meter, over: Event) -> type[tqdm_asyncio]:

@@ -35,6 +35,8 @@ class StandInHub:
     seconds_per_piece: float = 0.0
     piece: int = 4096
     ranges: bool = True
+    xet: bool = False
+    """Have weights fetched by the client's own transfers, not from here."""
     broken: int | None = None
     """Answer everything with this status."""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -71,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.broken:
             return self._refuse(hub.broken, "", "the hub is broken")
         found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(?:revision|tree)/(.+))?", path)
+        if path == "/xet-token":
+            return self._xet_token()
         if found:
             return self._listing(found[1], found[2] or "main", "/tree/" in path)
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -120,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(end - start))
         self.send_header("ETag", f'"{entry["lfs"]["sha256"] if "lfs" in entry else entry["blobId"]}"')
         self.send_header("X-Repo-Commit", COMMIT)
+        if self.it.xet and "lfs" in entry:
+            self.send_header("X-Xet-Hash", entry["lfs"]["sha256"])
+            self.send_header("X-Xet-Refresh-Route", f"{self.it.address}/xet-token")
         if start or end < len(data):
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
         self.end_headers()
@@ -143,6 +150,13 @@ class _Handler(BaseHTTPRequestHandler):
                     time.sleep(hub.seconds_per_piece)
         except OSError:  # the client went away
             self.close_connection = True
+
+    def _xet_token(self) -> None:
+        self.send_response(200)
+        said = {"Cas-Url": self.it.address, "Access-Token": "x", "Token-Expiration": str(2**40)}
+        for name, value in {**{f"X-Xet-{name}": value for name, value in said.items()}, "Content-Length": "0"}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def _json(self, document: object) -> None:
         body = json.dumps(document).encode()

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils._xet import XetSessionHolder
 from stand_in_hub import COMMIT, stand_in_hub
 from tiny import make_tokenizer
 
@@ -106,6 +109,56 @@ def test_stop_ends_a_download_at_once_and_keeps_the_files_that_came(served, mode
     served.requests.clear()
     assert (fetch(NAME) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     assert len(served.file_requests("model.safetensors")) == 1
+
+
+class Transfers:
+    """In place of Xet's session and its groups of files: what runs outside Python, and ends all at once or not at all.
+    `may_end` lets what is under way come to its end."""
+
+    under_way, may_end = 0, threading.Event()
+
+    def __init__(self):
+        self.aborted = threading.Event()
+
+    def sigint_abort(self):
+        self.aborted.set()
+
+    @contextmanager
+    def new_file_download_group(self, **_):
+        yield self
+        Transfers.under_way += 1
+        ended = False
+        while not ended:
+            ended = Transfers.may_end.wait(0.01)
+            if self.aborted.is_set():
+                raise RuntimeError("aborted")
+
+    def start_download_file(self, info, path):
+        Path(path).write_bytes(bytes(info.file_size))
+
+
+@pytest.mark.parametrize("name", ["another/model", NAME], ids=["another file", "the same file"])
+def test_stop_ends_nobody_elses_download(served, model, monkeypatch, name):
+    """Of transfers that can be ended only together, one that was stopped goes on until nobody waits for any."""
+    served.xet, served.repositories["another/model"] = True, model
+    sessions, stopped = [], threading.Event()
+    monkeypatch.setattr("hf_xet.XetSession", lambda: sessions.append(Transfers()) or sessions[-1])
+    monkeypatch.setattr("huggingface_hub.utils._xet._GLOBAL_XET_HOLDER", XetSessionHolder())
+    Transfers.under_way = 0
+    Transfers.may_end.clear()
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(fetch, NAME, stop=stopped.is_set)
+        while not Transfers.under_way:
+            time.sleep(0.01)
+        other = pool.submit(fetch, name, stop=lambda: False)
+        while len(hub._going) < 2 or Transfers.under_way < (1 if name == NAME else 2):
+            time.sleep(0.01)
+        stopped.set()
+        with pytest.raises(Cancelled):
+            one.result()
+        Transfers.may_end.set()
+        assert (other.result() / "model.safetensors").stat().st_size == WEIGHTS
+    assert len(sessions) == 1 and sessions[0].aborted.is_set(), "the other's was the last"
 
 
 def test_bytes_that_somebody_left_in_the_cache_are_not_taken_for_the_file(served, model, tmp_path):

@@ -332,12 +332,13 @@ def resumption(standing: Mapping[str, Any], folder: Path) -> str:
 
 
 def kept_html(folder: Path) -> str:
-    """Where the newest head lies, and how good it is."""
-    from core.heads.checkpoint import MEASURED, read_config
+    """Where the newest head lies, whose it is, and how good it is."""
+    from core.heads.checkpoint import MEASURED, read_config, trained_for
 
-    rate = read_config(folder).get(MEASURED) or {}
+    config = read_config(folder)
+    rate, whose = config.get(MEASURED) or {}, escape(trained_for(config) or "this target")
     of = f" {rate['acceptance_rate']:.0%} of its guesses were accepted {rate['where']}." if rate else ""
-    return f"<p>The newest head of this target is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
+    return f"<p>The newest head of {whose} is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
 
 
 def beside(looks: Mapping[str, list[dict[str, Any]]]) -> Chart | None:

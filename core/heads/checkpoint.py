@@ -93,6 +93,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def trained_for(config: Mapping[str, Any]) -> str | None:
+    """The name of the target that a head was trained for, where its config.json has it: a head is found by less, and
+    runs with whatever target its shape fits."""
+    target = config.get("target")
+    name = target.get("name") if isinstance(target, dict) else None
+    return name[:200] if isinstance(name, str) else None
+
+
 def describe_head(folder: Path, name: str) -> Description:
     """What a folder with a head says of it. Raises UserError where it is none that can be run."""
     return describe(read_config(folder), _sizes(_weights_file(folder, name)), name)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import UserError
-from core.heads.checkpoint import Description, describe, is_head, read_config
+from core.heads.checkpoint import Description, describe, is_head, read_config, trained_for
 from core.inspecting.acceptance import Acceptance, shipped
 from core.inspecting.catalogue import read_catalogue
 from core.inspecting.files import Header, Preview, fetch_small, hub_headers, local_headers
@@ -141,14 +141,15 @@ def _other_sentence(shared: float, found: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class HeadPreview:
-    """A head that is not loaded; `cached` says whether its weights are on this machine, `accepted` what was measured of
-    it, as its config.json has it."""
+    """A head that is not loaded; `cached` says whether its weights are on this machine. `accepted` is what was measured
+    of it, and `target` whose head it is, as its config.json has it."""
 
     name: str
     description: Description
     headers: dict[str, Header]
     cached: bool
     accepted: Acceptance | None = None
+    target: str | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -214,7 +215,7 @@ def preview_head(name: str) -> HeadPreview | None:
     headers = local_headers(folder, name) if here else hub_headers(name, None)
     if headers is None:
         raise UserError(f"{name} is a trained head, and the sizes of its weights cannot be asked of the Hub.")
-    return HeadPreview(name, _described(config, headers, name), headers, here, shipped(config))
+    return HeadPreview(name, _described(config, headers, name), headers, here, shipped(config), trained_for(config))
 
 
 def preview_bundled(target: Preview) -> HeadPreview | None:
@@ -257,5 +258,8 @@ def compare_head(target: Preview, head: HeadPreview) -> Likeness:
     share = "all" if draft == whole else f"{draft:,} of the {whole:,}"
     counts = " or ".join(", ".join(map(str, found)) for found in layers)
     kind = "block drafter" if head.description.in_blocks else "head"
-    sentence = f"A trained {kind}: it reads what enters layers {counts} and proposes {share} tokens of its target."
+    whose = f" of {head.target}" if head.target else ""
+    sentence = (
+        f"A trained {kind}{whose}: it reads what enters layers {counts} and proposes {share} tokens of its target."
+    )
     return Likeness(True, sentence, **rows)

@@ -155,6 +155,10 @@ def test_before_and_after_the_first_training(engine: FakeEngine) -> None:
     words, _, resume, below, kept, kinds, vllm, sglang = train.glance(*START)
     folder = str(engine.heads / "pocket")
     assert "Resume: goes on" in words and resume["interactive"] and below["visible"] and not kinds["visible"]
+    config = engine.heads / "pocket" / "config.json"
+    assert "The newest head of this target is kept" in kept
+    config.write_text(json.dumps({**json.loads(config.read_text()), "target": {"name": "owner/its"}}))
+    assert "The newest head of owner/its is kept" in train.glance(*START)[4]
     assert folder in kept and folder in vllm and "eagle3" in vllm and "EAGLE3" in sglang
     run, _, target, draft, _, length, _, place, said = train.race()
     wanted = {"method": "head", "draft_length": 2, "target": "pocket", "draft": folder, "revision": ""}

@@ -196,6 +196,10 @@ def test_a_head_is_inspected_before_it_is_loaded(target, tmp_path, width, precis
     assert found.draft.parameters == pair.head.parameter_count()
     assert found.draft.weight_bytes == pair.head.weight_bytes()
     assert found.likeness.sentence.startswith("A trained head: it reads what enters layers 2, 3, 4 and proposes 256 of")
+    file = Path(head) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "target": {"name": "owner/tuned"}}))
+    told = inspect_pair(target, head, device="cpu", precision="fp32").likeness.sentence
+    assert told.startswith("A trained head of owner/tuned: it reads"), "one that it runs with may be another"
     assert found.predictions and found.level != "bad"
     other = inspect_pair(target, made(tmp_path / "other", vocab_size=300), device="cpu", precision="fp32")
     assert other.level == "bad" and "a head for another target" in other.verdict[0]

@@ -26,9 +26,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
     quiet_libraries()
     try:
+        arguments = parser().parse_args(argv)
         return arguments.run(arguments) or 0
     except UserError as error:
         say(str(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -56,7 +57,15 @@ def add_decoding_settings(parser: argparse.ArgumentParser, **defaults: Any) -> N
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--json", metavar="F", help=f"write the {what} to F; - for standard output")
+    parser.add_argument("--json", type=destination, metavar="F", help=f"write the {what} to F; - for standard output")
+
+
+def destination(path: str) -> str:
+    """Where a document is to go: what cannot be written is told before the work and not behind it."""
+    file = Path(path)
+    if path != "-" and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise UserError(f"{path} cannot be written; is its folder there?")
+    return path
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

@@ -67,11 +67,11 @@ def continue_prompt(arguments: argparse.Namespace, settings: Settings) -> None:
             if not to_stdout:
                 print(lane.run.text[shown:], end="", flush=True)
                 shown = len(lane.run.text)
-    if arguments.json:
-        write_json(arguments.json, lane.run.to_dict())
     if not to_stdout:
         print()
         say(totals(lane.run))
+    if arguments.json:
+        write_json(arguments.json, lane.run.to_dict())
 
 
 SAMPLES_AT_ONCE = 16

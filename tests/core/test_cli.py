@@ -109,7 +109,7 @@ BAD = [
     (["--system", "Be brief."], r"takes no system prompt"),
     (["--precision", "int3"], r"There is no precision 'int3'"),
     (["--target", "nobody/nothing"], r"not in the local cache and the Hub cannot be reached"),
-    (["--json", "/nowhere/run.json", "--max-new-tokens", "2"], r"/nowhere/run.json cannot be written"),
+    (["--json", "/nowhere/run.json"], r"/nowhere/run.json cannot be written"),
 ]
 
 
@@ -134,6 +134,12 @@ def test_bad_input_is_one_line_and_status_2(generate, arguments, sentence):
 @pytest.mark.parametrize("prompt", ["", "   \n"])
 def test_empty_prompt(generate, prompt):
     assert assert_refused(generate(prompt=prompt), r"The prompt is empty") == ""
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(generate, tmp_path):
+    for place in ("/nowhere/run.json", str(tmp_path)):
+        status, out, err = generate("--json", place)
+        assert (status, out, err) == (2, "", f"{place} cannot be written; is its folder there?\n")
 
 
 def test_prompt_longer_than_the_context_says_by_how_much(generate):

@@ -264,7 +264,7 @@ def _climbing(run: Run, costs: Costs) -> Finding:
 
 def _on_servers(text: str, load: dict[str, Any] | None, servers: bool, here: bool = False) -> str:
     """With what running servers gave where many read at once, if two were measured, and where to measure; `here`: also
-    in Tune, for what `text` says is foretold only, and comes after what was measured."""
+    in Tune, for what `text` says is predicted only, and comes after what was measured."""
     if not load or not load["gains"]:
         return html.batches(text, "", "", "", servers, here)
     names = [f"{server['engine']} {server['version'] or ''}".strip() for server in load["servers"]]
@@ -294,8 +294,8 @@ def _batches(
     )
     numbers = (
         "In a batch, plain decoding shares the reading of weights already. "
-        f"Foretold by what passes cost: {tail}; speed-up by texts at once: {points}. Passes over more than "
+        f"Predicted from what passes cost: {tail}; speed-up by texts at once: {points}. Passes over more than "
         f"{max(measured.seconds)} tokens are not measured for this but continued as the longest measured ones climb."
     )
-    name = name if lost in (None, 1) else f"From about {lost} texts at once, foretold"
+    name = name if lost in (None, 1) else f"From about {lost} texts at once, predicted"
     return lost is not None, name, _on_servers(numbers, load, servers, here=True)

@@ -119,7 +119,7 @@ def variants_of(settings: Settings) -> dict[str, Settings]:
 
 
 def gain_by_texts(document: dict[str, Any]) -> Chart:
-    """The speed-up over plain decoding of as many texts, measured and foretold, plain decoding being the line at 1."""
+    """The speed-up over plain decoding of as many texts, measured and predicted, plain decoding being the line at 1."""
     sizes = sorted({row["texts"] for row in document["rows"]})
     chart = figure("texts at once", "speed-up over plain decoding of as many (×)", "many-texts", 340)
     for name, style in zip(document["loses_from"], SERIES):
@@ -132,7 +132,7 @@ def gain_by_texts(document: dict[str, Any]) -> Chart:
         if known and name != "auto":
             thin = Style(style.colour, f"{style.symbol}-open", "dot")
             y = [row["predicted"] for row in known]
-            add_line(chart, f"{name}, foretold", [row["texts"] for row in known], y, thin, unit="×")
+            add_line(chart, f"{name}, predicted", [row["texts"] for row in known], y, thin, unit="×")
         if name != "auto" and (
             lost := next((row for row in rows if row["texts"] == document["loses_from"][name]), None)
         ):

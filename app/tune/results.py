@@ -195,7 +195,7 @@ def _measured_together(document: Document, visit: Visit | None) -> str:
 
 def _recommendation(document: Document, temperature: float, of_all: str, many: str) -> str:
     """The verdict: tokens per second first, then what that is of plain decoding, and where it holds; with `many` texts
-    at once as measured, else as foretold."""
+    at once as measured, else as predicted."""
     best = _best(document, temperature)
     if best is None:
         return ""

@@ -61,7 +61,7 @@ def add(commands: Commands) -> None:
     sweep.add_argument("--repeats", type=int, default=1, metavar="R")
     add_json(sweep, "sweep document")
     sweep.set_defaults(run=run_sweep)
-    quality = commands.add_parser("perplexity", help="how well a model foretells a text in each precision")
+    quality = commands.add_parser("perplexity", help="how well a model predicts a text in each precision")
     add_model_settings(quality)
     quality.add_argument("--precisions", default="bf16,nf4,int4", metavar="P,P", help="in place of --precision")
     quality.add_argument("--text", metavar="F", help="a UTF-8 text file; without it, the bundled prompts")

@@ -328,7 +328,7 @@ def _batch(ratio: Mapping[int, float]) -> str | None:
         return None
     wider = ratio[rows] / ratio[BATCH]
     most = (DRAFT + 1) / wider
-    left = "nothing is left to gain" if most < 1.1 else f"at most {most:.1f}× is left to gain, foretold"
+    left = "nothing is left to gain" if most < 1.1 else f"at most {most:.1f}× is left to gain, predicted"
     return (
         f"A pass over {rows} costs {ratio[rows]:.1f}× one: with {BATCH} texts at once and {DRAFT} drafted tokens each, "
         f"{wider:.1f}× the time of plain decoding for at most {DRAFT + 1}× the tokens, so {left}."

@@ -1,5 +1,5 @@
 """Many texts at once: what speculation is worth as they become more, measured here, beside what the costs of passes
-foretell.
+predict.
 
 Plain decoding of many texts already shares the reading of weights, so a draft's rows come to cost arithmetic of their
 own: from some number of texts on they cost more than they bring.
@@ -203,7 +203,7 @@ def _row(size: int, name: str, found: Sequence[Look], plain: Sequence[Look]) -> 
 
 
 def _predict(pair: Pair, settings: Settings, alone: list[Round], plain: list[Round], size: int) -> float | None:
-    """The speed-up over plain decoding that costs of passes foretell for so many texts at once: of the very drafts that
+    """The speed-up over plain decoding that costs of passes predict for so many texts at once: of the very drafts that
     were made for a text alone, with what a plain round of one takes beside its pass; where `auto` could as well leave
     them, no less than 1. None where a method's passes cannot be told from its rounds."""
     if METHODS[settings.method].tree or not alone or not plain:
@@ -213,7 +213,7 @@ def _predict(pair: Pair, settings: Settings, alone: list[Round], plain: list[Rou
     return max(1.0, found) if settings.draft_length == "auto" else found
 
 
-COLUMNS = {"tokens/s": 10, "of each": 9, "x plain": 9, "foretold": 10, "drafted": 9, "accepted": 10, "tok/pass": 10}
+COLUMNS = {"tokens/s": 10, "of each": 9, "x plain": 9, "predicted": 10, "drafted": 9, "accepted": 10, "tok/pass": 10}
 
 
 def batch_table(document: Mapping[str, Any]) -> str:
@@ -253,7 +253,7 @@ NOTHING = 0.1
 
 
 def describe(document: Mapping[str, Any], name: str) -> str:
-    """In a sentence: up to how many texts at once a method is worth its drafts, measured and foretold."""
+    """In a sentence: up to how many texts at once a method is worth its drafts, measured and predicted."""
     rows = [row for row in document["rows"] if row["name"] == name]
     lost, most = document["loses_from"][name], rows[-1]["texts"]
     gave_up = next((row["texts"] for row in rows if row["mean_drafted"] < NOTHING), None)
@@ -268,10 +268,10 @@ def describe(document: Mapping[str, Any], name: str) -> str:
         said.append(f"it wins up to {most} at once")
     else:
         said.append(f"up to {most} at once noise leaves open where it loses")
-    foretold = batch_limit([(row["texts"], row["predicted"]) for row in rows if row["predicted"] is not None])
+    predicted = batch_limit([(row["texts"], row["predicted"]) for row in rows if row["predicted"] is not None])
     known = any(row["predicted"] is not None for row in rows)
     if known and not gave_up:
-        said.append(f"the costs of passes foretell {f'a loss from {foretold} on' if foretold else 'none'}")
+        said.append(f"the costs of passes predict {f'a loss from {predicted} on' if predicted else 'none'}")
     sentence = "; ".join(said) + "."
     if not document["shared"]:
         sentence += " Passes of this target are not shared: its texts take turns."

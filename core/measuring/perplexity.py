@@ -1,4 +1,4 @@
-"""How well a model foretells a text, in each precision: what rounding its weights costs in quality.
+"""How well a model predicts a text, in each precision: what rounding its weights costs in quality.
 
 Perplexity is exp of the mean negative log-likelihood of a token given those before it in its window.
 """

@@ -239,16 +239,16 @@ def describe_intervals(document: dict[str, Any], temperature: float) -> str:
 
 
 def describe_batches(document: dict[str, Any], temperature: float) -> str:
-    """From how many texts at once on the gain is gone, foretold from the cost curve."""
+    """From how many texts at once on the gain is gone, predicted from the cost curve."""
     best = best_at(document, temperature)
     limit, reached = best["batch_limit"], best["batches"]
     if not reached or best["recommended"] == "plain" or disturbed(_costs_of(document)):
         return ""
     if limit is None:
-        return f"Up to {reached[-1]['texts']} texts at once a gain is foretold by the cost curve."
+        return f"Up to {reached[-1]['texts']} texts at once the cost curve predicts a gain."
     if limit == 1:
         return ""
-    return f"This holds for one text at a time: from about {limit} at once on a loss is foretold by the cost curve."
+    return f"This holds for one text at a time: from about {limit} at once on, the cost curve predicts a loss."
 
 
 def describe_latency(document: dict[str, Any], temperature: float) -> str:

@@ -184,20 +184,20 @@ def test_expected_tokens_stand_beside_what_happened():
 
 
 def test_many_texts_at_once_are_told_as_they_were_measured():
-    """In place of what the cost curve foretells; where Tune measured nothing of this method, the way there."""
+    """In place of what the cost curve predicts; where Tune measured nothing of this method, the way there."""
     run, plain = fake_runs(temperature=0.7)
     variants = {"auto": run.settings, "always 3": run.settings}
     many = finish(fake_batches(run.environment, variants, [1, 2, 4, 8], lambda: False))
     told = words(costs_html(run, plain, many=many))
     assert "From 4 texts at once yes, here" in told and "Many texts at once, measured here: auto: 1.50×" in told
     settled, many = many, {**many, "settings": {"auto": {"method": "ngram"}}}
-    foretold = words(costs_html(run, plain, many=many))
-    assert "Measure it here, in Tune" in foretold and "Foretold by what passes cost" in foretold
+    predicted = words(costs_html(run, plain, many=many))
+    assert "Measure it here, in Tune" in predicted and "Predicted from what passes cost" in predicted
     servers = [{"engine": "vLLM", "version": "0.32"}] * 2
     load = {"servers": servers, "gains": [{"readers": 4, "ratio": 0.9, "speculative": 1}], "crossing": "It loses."}
     for measured, first in ((None, "Measured on your servers"), (settled, "Many texts at once, measured here")):
         told = words(costs_html(run, plain, load, many=measured))
-        assert first in told and told.find("Foretold") in (
+        assert first in told and told.find("Predicted") in (
             -1,
             *range(told.index("Measured on your servers"), len(told)),
         )
@@ -208,7 +208,7 @@ def test_bytes_and_conditions_are_the_runs_own():
     text = words(costs_html(run, plain))
     assert "Why is this faster on your machine?" in text and "When would it not be?" in text
     assert "Most of what is read is weights: 26.4 MB of" in text
-    assert text.count("not here") == 3 and "texts at once, foretold yes, here" in text
+    assert text.count("not here") == 3 and "texts at once, predicted yes, here" in text
     assert "the plain run beside it" in text
 
 

@@ -119,7 +119,7 @@ def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
     point = next(p for p in document["points"] if p["draft_length"] == document["best"][0]["recommended"])
     assert (
         f"{point['tokens_per_second']['median']:.0f} tokens/s" in said
-        and "from about 8 at once on a loss is foretold" in said
+        and "from about 8 at once on, the cost curve predicts a loss" in said
     )
     assert f"({0.95 * point['ratio_to_plain']['median']:.2f} to" in said and "longest pause" in said
     document["best"][0] |= {"recommended": None, "pays": True}
@@ -136,7 +136,7 @@ def test_the_verdict_says_tokens_per_second_the_interval_and_the_batch_limit():
     document["best"][0] |= {"recommended": "auto"}
     document["costs"]["64"] = 0.5 * document["costs"]["1"]
     shown = details(document, 0.0)
-    assert shown[2]["interactive"] and "foretold" not in shown[0]
+    assert shown[2]["interactive"] and "predicts" not in shown[0]
     assert "A pass over 64 tokens took 0.5× one over a single token" in shown[7]
 
 
@@ -382,13 +382,13 @@ def measured_together(tune, visit, sizes, **changes):
 
 
 def test_many_texts_at_once_are_measured_and_drawn(tune):
-    """`auto` and a fixed length beside it: what was measured, what was foretold, and where it loses."""
+    """`auto` and a fixed length beside it: what was measured, what was predicted, and where it loses."""
     visit = Visit()
     *_, (said, plot) = measured_together(tune, visit, [1, 2, 4, 8], method="draft", draft_length="auto")
     assert "auto: 1.50× plain with one text" in said and "drafts next to nothing" in said
     assert "always 3" in said and "from 4 at once on it loses" in said
     assert [line.name for line in plot["value"].data] == [
-        *("auto", "always 3", "always 3, foretold", "loses from 4"),
+        *("auto", "always 3", "always 3, predicted", "loses from 4"),
     ]
     assert visit.many["loses_from"] == {"auto": None, "always 3": 4}
 
@@ -405,13 +405,13 @@ def test_what_cannot_be_measured_of_many_texts_is_said(tune, sizes, changes, sen
 
 
 def test_the_verdict_tells_what_many_texts_at_once_gave(tune):
-    """Measured in place of what the cost curve foretells; of another method it says nothing."""
+    """Measured in place of what the cost curve predicts; of another method it says nothing."""
     document, visit = sweep_document(), Visit()
     measured_together(tune, visit, [1, 4], method="draft", draft_length=3)
     visit.many["environment"] = document["environment"]
-    foretold, *_ = details(document, 0.0)
+    predicted, *_ = details(document, 0.0)
     told, *_ = details(document, 0.0, (), visit)
-    assert "foretold by the cost curve" in foretold and "measured here" not in foretold
-    assert "Many texts at once, measured here: auto" in told and "foretold by the cost curve" not in told
+    assert "the cost curve predicts" in predicted and "measured here" not in predicted
+    assert "Many texts at once, measured here: auto" in told and "the cost curve predicts" not in told
     visit.many["settings"] = {"auto": Settings(method="ngram").to_dict()}
     assert "measured here" not in details(document, 0.0, (), visit)[0]

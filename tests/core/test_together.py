@@ -217,7 +217,7 @@ def test_what_pays_for_one_text_may_not_for_many():
 
 
 def test_many_texts_are_measured(pair, monkeypatch):
-    """A row for each size and method, shares of plain at the same size; what was foretold beside."""
+    """A row for each size and method, shares of plain at the same size; what was predicted beside."""
     monkeypatch.setattr(measuring, "TOKENS", 6)
     prompts = [Prompt(name=text, kind="x", text=text) for text, _ in TEXTS]
     variants = {"draft": settings_of("draft", 12, draft_length=2)}
@@ -282,7 +282,7 @@ def test_the_answer_is_a_sentence():
     document = {"rows": rows, "loses_from": {"head": 8}, "shared": True}
     assert describe(document, "head") == (
         "head: 1.50× plain with one text; 0.80× with 8 at once; from 8 at once on it loses; the costs of passes "
-        "foretell a loss from 8 on."
+        "predict a loss from 8 on."
     )
     rows[-1] = level(8, 0.97, 1.0, drafted=0.02)
     assert "from 8 at once on it drafts next to nothing" in describe(document, "head")

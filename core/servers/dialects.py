@@ -349,7 +349,8 @@ class SGLangListener(Listener):
         run, meta = self.run, within(event, "meta_info")
         said, ids = text(within(event, "text")), token_ids(within(event, "output_ids"), MOST_IDS)
         tokens = whole(within(meta, "completion_tokens"), self.most)
-        if said.startswith(self._text):  # all of it again
+        fresh = ids is not None and tokens is not None and len(ids) < tokens
+        if said.startswith(self._text) and not fresh:  # all of it again
             said, self._text = said[len(self._text) :], said
         else:
             self._text += said

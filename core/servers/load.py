@@ -206,8 +206,9 @@ def measure_level(
     start = time.perf_counter()
     readers = min(readers, len(asked))
     connections: list[Connection] = []
+    begun: list[_Answer] = []
     for _ in range(readers):
-        work = (server, prompts, settings, jobs, news, over, start, connections)
+        work = (server, prompts, settings, jobs, news, over, start, connections, begun)
         Thread(target=_read, args=work, name="answer", daemon=True).start()
     try:
         answers, idle, cut = _wait(news, readers, stop, start, longest)
@@ -216,9 +217,10 @@ def measure_level(
         for connection in connections:
             connection.leave()
     after = until_stopped(lambda connection: counters(connection, server), server.address, stop)
-    level = _sum_up(readers, answers, min(idle), cut)
+    level = _sum_up(readers, answers, begun, min(idle), cut)
     if level.speculation is None and before is not None and after is not None:
-        level = replace(level, speculation=_of_all(between(before, after), answers))
+        counted = between(before, after)  # of answers that were cut off, too
+        level = replace(level, speculation=counted if cut else _of_all(counted, answers))
     whole = [answer for answer in answers if answer.error is None and answer.run.stop_reason != "cancelled"]
     firsts = {answer.prompt: answer.run for answer in reversed(whole)}
     return level, [firsts[number] for number in sorted(firsts)]
@@ -233,6 +235,7 @@ def _read(
     over: Event,
     start: float,
     connections: list[Connection],
+    begun: list[_Answer],
 ) -> None:
     """One reader: takes prompts until there are none, and tells when it is idle."""
     try:
@@ -244,6 +247,7 @@ def _read(
                 except Empty:
                     break
                 answer = _Answer(number, ServerRun(server, settings, prompts[number]))
+                begun.append(answer)
                 try:
                     for _ in ask(connection, answer.run, over.is_set, counted=False):
                         answer.arrivals.append(time.perf_counter() - start)
@@ -284,14 +288,13 @@ def _wait(
     return answers, idle, False
 
 
-def _sum_up(readers: int, answers: Sequence[_Answer], busy: float, cut: bool) -> Level:
-    """A level out of its answers; `busy` is when the first reader had nothing left to do."""
+def _sum_up(readers: int, answers: Sequence[_Answer], begun: Sequence[_Answer], busy: float, cut: bool) -> Level:
+    """A level out of its answers; `busy` is when the first reader had nothing left to do. What came until then of those
+    that were `begun` counts as text that came in that time, though they were cut off."""
     whole = [answer for answer in answers if answer.error is None and answer.run.chunks]
     errors = [answer.error for answer in answers if answer.error is not None]
     metrics = [measure_run(answer.run) for answer in whole]
-    arrived = sum(
-        tokens for answer in answers for at, tokens in zip(answer.arrivals, _weights(answer.run)) if at <= busy
-    )
+    arrived = sum(tokens for answer in begun for at, tokens in zip(answer.arrivals, _weights(answer.run)) if at <= busy)
     waited = [found.first_token_seconds for found in metrics if found.first_token_seconds is not None]
     speeds = [found.reader_tokens_per_second for found in metrics if found.reader_tokens_per_second]
     return Level(

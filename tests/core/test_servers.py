@@ -43,7 +43,7 @@ from core.servers.counters import at_least, between, read_counters
 from core.servers.dialects import listener, recognise
 from core.servers.fields import amount, whole
 from core.servers.lane import ask
-from core.servers.load import check_readers, measure_level
+from core.servers.load import _Answer, _sum_up, check_readers, measure_level
 from core.servers.report import Gain, server_table
 from core.settings import Settings
 
@@ -145,6 +145,14 @@ def test_settings_reach_the_server_as_it_calls_them():
         run = answer(it.address, settings)
         assert "top_k" not in it.streams[-1] and it.streams[-1]["top_p"] == 0.9
     assert any(word.startswith("top_k") for word in run.missing)
+
+
+def test_sglang_may_send_only_what_is_new_though_it_begins_like_the_text():
+    run = ServerRun(Server("http://x", "SGLang", None, "m", ("m",)), SETTINGS, "p")
+    heard = listener("/generate", run)
+    for tokens, said in enumerate(["1", "1", "10"], 1):
+        heard.hear(0.0, {"text": said, "output_ids": [5], "meta_info": {"completion_tokens": tokens}})
+    assert (run.text, run.token_ids) == ("1110", [5, 5, 5])
 
 
 def test_counters_are_read_before_and_after_where_the_answer_tells_nothing():
@@ -541,6 +549,18 @@ def test_load_is_measured_level_by_level():
     assert any("sent up to 3 times" in note for note in document["notes"])
     shown = server_table(found)
     assert "wrote the same for all 3 prompts" in shown and document["crossing"] in shown
+
+
+def test_what_had_come_of_answers_that_a_level_cuts_off_counts_with_their_time():
+    server = Server("http://x", "vLLM", None, "m", ("m",))
+
+    def answer(*arrivals):
+        run = ServerRun(server, SETTINGS, "p", [ServerChunk("a", at, 1) for at in arrivals], "eos", new_tokens=None)
+        return _Answer(0, run, list(arrivals))
+
+    whole, cut_off = answer(0.5, 1.0), answer(1.5, 2.0, 2.5)
+    level = _sum_up(1, [whole], [whole, cut_off], 2.0, cut=True)
+    assert (level.answers, level.tokens_per_second) == (1, 4 / 2.0)
 
 
 def test_failures_under_load_are_counted_and_stop_ends_it():

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
 from core.errors import UserError, first_line
 from core.loading.model import Model
 from core.loading.pair import special_ids
@@ -180,7 +178,7 @@ def fill_template(tokenizer: Any, name: str, prompt: str, system: str | None = N
     try:
         switches = {"enable_thinking": False} if "enable_thinking" in tokenizer.get_chat_template() else {}
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switches)
-    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError) as error:
+    except Exception as error:  # whatever a stranger's template does
         if system and "system" in str(error).lower():
             raise UserError(_no_system(name)) from error
         raise UserError(
@@ -225,18 +223,26 @@ def answers_messages(model: Model, settings: Settings) -> bool:
 
 def read_prompts(path: str | Path | None = None, chat: bool = False) -> list[Prompt]:
     """The bundled prompts (text to go on with, or messages for a `chat` model), those of another such .toml, or one
-    prompt per line of any other text file."""
+    prompt per line of any other text file. Raises UserError for a file without any."""
     file = Path(path or (CHAT_PROMPTS if chat else PROMPTS))
     try:
         content = file.read_text(encoding="utf-8")
-        if file.suffix != ".toml":
-            return prompts_in(content)
-        entries = tomllib.loads(content)["prompt"]
-        return [Prompt(**{k: v for k, v in e.items() if k in Prompt.__dataclass_fields__}) for e in entries]
+        toml = file.suffix == ".toml"
+        found = [_prompt(entry) for entry in tomllib.loads(content)["prompt"]] if toml else prompts_in(content)
     except OSError as error:
         raise UserError(f"The prompts file {file} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a file of prompts ([[prompt]] with name and text): {error}.") from None
+    if not found:
+        raise UserError(f"{file.name} holds no prompts.")
+    return found
+
+
+def _prompt(entry: dict[str, Any]) -> Prompt:
+    found = Prompt(**{k: v for k, v in entry.items() if k in Prompt.__dataclass_fields__})
+    if not all(isinstance(words, str) for words in (found.name, found.text, found.kind)):
+        raise TypeError("name, text and kind are text")
+    return found
 
 
 def prompts_in(text: str) -> list[Prompt]:

@@ -41,7 +41,7 @@ def starting_prompts(chat: bool = False) -> list[Prompt]:
     """The bundled prompts, messages for a `chat` model, or one to begin with where they cannot be read."""
     fallback = QUESTION if chat else FALLBACK
     try:
-        return read_prompts(chat=chat) or [fallback]
+        return read_prompts(chat=chat)
     except UserError:
         return [fallback]
 

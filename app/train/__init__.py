@@ -368,8 +368,6 @@ def plan_from(amount: Any, unit: str, prompts: str) -> dict[str, Any]:
 def prompts_of_file(path: str) -> str:
     """The prompts of a file, one a line; what is wrong with one, as a message on the page."""
     texts = [prompt.text for prompt in prompts_uploaded(path)]
-    if not texts:
-        raise gr.Error(f"{Path(path).name} holds no prompts.", print_exception=False)
     return "\n".join(text.strip("\n").replace("\n", BREAK) for text in texts)
 
 

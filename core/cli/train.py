@@ -42,8 +42,6 @@ def run_train(arguments: argparse.Namespace) -> None:
     tokens = None if arguments.tokens is None else positive(arguments.tokens, "--tokens")
     seconds = None if arguments.hours is None else arguments.hours * 3600
     prompts = [prompt.text for prompt in read_prompts(arguments.prompts)] if arguments.prompts else None
-    if prompts is not None and not prompts:
-        raise UserError(f"The prompts file {arguments.prompts} holds no prompts.")
     out = Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder for the head.")

@@ -80,7 +80,13 @@ def test_the_switch_is_not_given_to_other_templates():
     assert ["enable_thinking" in options for options in seen] == [False, True]
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('No!') }}", "{% for %}", "{{ messages[7]['role'] }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("{{ raise_exception('No!') }}", "{% for %}", "{{ messages[7]['role'] }}", "{{ [1]|dictsort }}"),
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
 def test_a_broken_template_is_one_sentence(template):
     with pytest.raises(UserError, match=r"chat template of the model cannot be filled in .*switch chat off") as caught:
         text_of(template)

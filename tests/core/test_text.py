@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from core.errors import UserError
 from core.records import Candidate, Round, Token
 from core.settings import Settings
-from core.text import REPLACEMENT, Detokenizer, encode_prompt
+from core.text import REPLACEMENT, Detokenizer, encode_prompt, read_prompts
 
 TEXTS = [
     "the quick brown fox",
@@ -120,6 +120,23 @@ def test_leading_space_marks_of_sentencepiece_are_kept():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model)
     parts = stream(tokenizer, [1, 2, 0, 4, 5, 6, 7, 0], prompt=[0])
     assert parts == [" fox", "s", " the", "", "", "", "🙂", " the"]
+
+
+HOSTILE = {
+    **{'prompt = "x"': "not a file of prompts", "prompt = []": "holds no prompts", "": "not a file of prompts"},
+    **{'[prompt]\nname = "a"\ntext = "b"': "not a file of prompts", "a = " + "[" * 5000: "not a file of prompts"},
+    '[[prompt]]\nname = "a"\ntext = 5': "not a file of prompts",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+def test_what_is_no_file_of_prompts_is_one_sentence(tmp_path, content):
+    (tmp_path / "prompts.toml").write_text(content)
+    with pytest.raises(UserError, match=HOSTILE[content]):
+        read_prompts(tmp_path / "prompts.toml")
+    (tmp_path / "prompts.txt").write_text(" \n\n")
+    with pytest.raises(UserError, match="holds no prompts"):
+        read_prompts(tmp_path / "prompts.txt")
 
 
 @pytest.mark.parametrize(("prompt", "sentence"), [(" \n", "is empty"), ("x" * 1_000_001, "1,000,001 characters")])

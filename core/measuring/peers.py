@@ -72,6 +72,7 @@ def _generate(pair: Pair, target: Any, assistant: Any, prompt: str, settings: Se
     }
     if settings.temperature > 0:
         options |= {"temperature": settings.temperature, "top_k": settings.top_k or None, "top_p": settings.top_p}
+        options["min_p"] = settings.min_p or None
     if assistant is not None:
         length = settings.draft_length if settings.draft_length != "auto" else 5
         assistant.generation_config.num_assistant_tokens = length

@@ -24,8 +24,8 @@ WINDOW = 512
 
 @torch.inference_mode()
 def perplexity(model: Model, ids: Sequence[int], window: int = WINDOW) -> float:
-    """Perplexity of ids cut into windows; the first token of each is given."""
-    loss, counted = 0.0, 0
+    """Perplexity of ids cut into windows, none longer than the model reads; the first token of each is given."""
+    window, loss, counted = min(window, model.context_length), 0.0, 0
     with model.lease() as runner:
         for start in range(0, len(ids) - 1, window):
             part = ids_on(runner.device, ids[start : start + window])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import make_tokenizer, random_model
 from written_gguf import write_gguf
 
 from core import decoding
@@ -18,6 +19,7 @@ from core.errors import UserError
 from core.heads.runner import HeadCosts
 from core.loading import load_pair
 from core.loading.gguf import read_header
+from core.loading.model import Model
 from core.measuring.bench import (
     LENGTHS,
     NEW_TOKENS,
@@ -206,6 +208,14 @@ def test_growth(pair):
         assert all(0 < m["passes_ms"] < m["round_ms"] and 0 < m["other_ms"] < m["round_ms"] for m in row["methods"])
 
 
+def test_peers_draw_as_we_do(pair, monkeypatch):
+    asked, drawn = {}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1}
+    network = SimpleNamespace(generate=lambda ids, **options: asked.update(options) or ids)
+    monkeypatch.setattr("core.measuring.peers.network_for", lambda model: network)
+    transformers_peers(pair)["transformers generate"](PROMPTS[0], replace(SETTINGS, **drawn))
+    assert asked.items() >= drawn.items()
+
+
 def test_padded_prompt_is_as_long_as_asked(pair):
     for length in (40, 200, 5000):
         prompt = padded_prompt(pair, length, SETTINGS)
@@ -322,6 +332,14 @@ def test_perplexity_is_that_of_the_models_own_law(pair):
     ]
     losses = [-law[i, part[i + 1]] for law, part in zip(laws, (ids[:4], ids[4:])) for i in range(len(part) - 1)]
     assert perplexity(pair.target, ids, window=4) == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
+
+
+def test_perplexity_reads_no_more_at_once_than_the_model_does():
+    """GPT-2 has no position past its context."""
+    network = random_model("gpt2", 3, vocab=300, dtype=torch.float32, n_positions=64)
+    model = Model("short", network, make_tokenizer(), "fp32", frozenset(), 64, 300)
+    ids = list(range(1, 200))
+    assert perplexity(model, ids) == perplexity(model, ids, window=64)
 
 
 def test_perplexity_command_compares_precisions(pair_folder, capsys, tmp_path):

@@ -6,6 +6,7 @@ A file of `core/cli/` per group of commands, each with `add(commands)`: its argu
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as files are: what a model writes fits into no smaller one
     quiet_libraries()
     try:
         arguments = parser().parse_args(argv)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from core.settings import POCKET_NAME, Settings
+from core.settings import POCKET_NAME, SPECS, Settings
 
 SCHEMA = 1
 
@@ -177,25 +177,26 @@ class Run:
         }
 
 
-def _ran_bundled(environment: Any) -> bool:
-    target = environment.get("target") if isinstance(environment, dict) else None
+def _ran_bundled(environment: dict[str, Any]) -> bool:
+    target = environment.get("target")
     return isinstance(target, dict) and str(target.get("name")).startswith(f"{POCKET_NAME} ")
 
 
 def run_from_dict(document: dict[str, Any]) -> Run:
     """Rebuild a run from its document; the inverse of `Run.to_dict` (metrics are computed anew).
 
-    Raises ValueError where the document is of another schema or misses a part.
+    Raises ValueError where the document is of another schema or misses a part, UserError for a setting that cannot be.
     """
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ValueError(f"not a run document of schema {SCHEMA}")
     try:
-        known = {f.name for f in fields(Settings)}
-        metrics, settings = document["metrics"], {k: v for k, v in document["settings"].items() if k in known}
+        metrics, settings = document["metrics"], {k: v for k, v in document["settings"].items() if k in SPECS}
+        if not isinstance(document["prompt"], str) or not isinstance(document["environment"], dict):
+            raise TypeError("its prompt is text and its environment an object")
         if settings.get("target") is None and _ran_bundled(document["environment"]):
             settings["target"] = POCKET_NAME  # in older documents no name was its name
         return Run(
-            settings=Settings(**settings),
+            settings=Settings(**{name: SPECS[name].read(value) for name, value in settings.items()}),
             environment=document["environment"],
             prompt=document["prompt"],
             prompt_ids=list(document["prompt_ids"]),

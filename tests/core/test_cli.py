@@ -1,5 +1,6 @@
 """python -m core generate: documents on stdout, one clear line on stderr and status 2 for bad input, no trace-backs."""
 
+import io
 import json
 import re
 import subprocess
@@ -195,6 +196,15 @@ def test_draft_with_a_shorter_context_than_the_text(generate, models, tmp_path, 
         _, plain, _ = generate("--method", "plain", *common, prompt=prompt[:100])
         assert status == 0
         assert json.loads(out)["token_ids"] == json.loads(plain)["token_ids"]
+
+
+def test_what_a_model_writes_goes_to_any_stdout(generate, monkeypatch):
+    """On Windows a pipe is given the alphabet of one country."""
+    piped = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(piped, encoding="latin-1"))
+    assert generate("--max-new-tokens", "2", "--json", "-", prompt="✦")[0] == 0
+    sys.stdout.flush()
+    assert json.loads(piped.getvalue().decode())["prompt"] == "✦"
 
 
 def test_as_a_command():

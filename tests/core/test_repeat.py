@@ -123,6 +123,9 @@ def test_command(pair_folder, tmp_path, capsys):
     assert told[0].startswith("draft: identical") and told[1].startswith("draft: different. Round 0 differs")
     file.write_text('{"schema": 1}')
     assert main(["generate", "--repeat", str(file)]) == 2
+    for place, value in (("prompt", 5), ("environment", []), ("settings", {**document["settings"], "seed": "x"})):
+        file.write_text(json.dumps({**document, place: value}))
+        assert main(["generate", "--repeat", str(file)]) == 2, place
     assert main(["generate", "--repeat", str(tmp_path / "none.json")]) == 2
     assert main(["generate", "--repeat", str(file), "--seed", "3"]) == 2
     assert all("Traceback" not in line for line in capsys.readouterr().err.splitlines())

@@ -87,7 +87,8 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     ordered, order = logits.sort(-1, descending=True)
     probs = ordered.softmax(-1, dtype=torch.float32)
     before = probs.cumsum(-1) - probs
-    drop = (before >= top_p).scatter(-1, order, before >= top_p)
+    past = before >= max(top_p, torch.finfo(torch.float32).tiny)  # less would be 0, and the likeliest be past it
+    drop = past.scatter(-1, order, past)
     return logits.masked_fill(drop, -torch.inf)
 
 

@@ -237,8 +237,8 @@ def _plain(name: str) -> str:
 
 def _own_card(text: str) -> Card | None:
     units = {"memory": r"gi?b(?!/|\w)", "bandwidth": r"gb/s", "compute": r"tflops?"}
-    found = {key: re.search(rf"(\d+(?:\.\d+)?)\s*{unit}", text, re.IGNORECASE) for key, unit in units.items()}
-    figures: dict[str, Any] = {key: float(match[1]) for key, match in found.items() if match}
+    found = {key: re.search(rf"(\d[\d,]*(?:\.\d+)?)\s*{unit}", text, re.IGNORECASE) for key, unit in units.items()}
+    figures: dict[str, Any] = {key: float(match[1].replace(",", "")) for key, match in found.items() if match}
     if len(figures) < len(units) or not all(0 < figure < 1e6 for figure in figures.values()):
         return None
     return Card("your card", **_document()["defaults"], **figures)

@@ -44,6 +44,7 @@ def test_a_card_is_found_however_it_is_written():
 
 
 def test_a_card_of_ones_own():
+    assert find_card("24 GB, 1,008 GB/s, 1,165.5 TFLOPS") == find_card("24GB,1008GB/s,1165.5TFLOPS")
     own = find_card("16GB 700 GB/s, 90 tflops")
     assert (own.memory, own.bandwidth, own.compute) == (16, 700, 90)
 

@@ -41,7 +41,7 @@ def test_top_k_keeps_the_k_likeliest():
     torch.testing.assert_close(probs(temperature=1.0, top_k=99), probs(temperature=1.0))
 
 
-@pytest.mark.parametrize("top_p, kept", [(0.5, 1), (0.61, 2), (0.89, 2), (0.95, 3), (1.0, 3), (1e-6, 1)])
+@pytest.mark.parametrize("top_p, kept", [(0.5, 1), (0.61, 2), (0.89, 2), (0.95, 3), (1.0, 3), (1e-6, 1), (1e-50, 1)])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
     """The token that crosses the line stays; at least one token always does."""
     assert (probs(temperature=1.0, top_p=top_p) > 0).sum() == kept

@@ -105,7 +105,7 @@ class Tally:
     def rate(self) -> float:
         return self.accepted / self.judged
 
-    def add(self, accepted: bool, memory: float) -> None:
+    def add(self, accepted: float, memory: float) -> None:
         self.accepted = self.accepted * memory + accepted
         self.judged = self.judged * memory + 1
 
@@ -146,10 +146,11 @@ class Probing:
         """Drafting is best again."""
         self._pause, self._since = self.FIRST_PAUSE, 0
 
-    def due(self, extra: float) -> bool:
-        """After one more plain step; `extra`: what a probe takes beyond a plain step, in plain steps."""
+    def due(self, costs: RoundCosts, behind: int) -> bool:
+        """After one more plain step, the drafter being so late: of a round that drafts one token, what is beyond a
+        plain step counts."""
         self._since += 1
-        if self._since <= max(self._pause, extra / self.SHARE):
+        if self._since <= self._pause or self._since * self.SHARE <= costs.chain(1, behind) / costs.plain - 1:
             return False
         self._pause, self._since = min(2 * self._pause, self.LONGEST_PAUSE), 0
         return True
@@ -178,8 +179,7 @@ class Adaptive:
         if length:
             self._probing.rest()
             return length
-        plain = self._costs.plain
-        return int(self._probing.due(self._costs.chain(1, self._behind) / plain - 1))
+        return int(self._probing.due(self._costs, self._behind))
 
     def rates(self) -> list[float]:
         """How often each token of a draft is expected to stand if those before it do."""
@@ -211,7 +211,9 @@ class Adaptive:
 class Worth:
     """How often a drafter's tokens stand, by its highest probability before they were drawn, and how often it is how
     sure; newer outcomes count more. Both begin with what trained heads and small models have shown, `prior` being how
-    often this one's tokens are expected to stand."""
+    often this one's tokens are expected to stand.
+
+    What is learnt of one degree of being sure is expected of the others: whether more or fewer stand than usual."""
 
     BOUNDS = (0.2, 0.4, 0.6, 0.8, 0.95)
     STOOD = (0.12, 0.3, 0.5, 0.7, 0.88, 0.985)
@@ -221,26 +223,39 @@ class Worth:
 
     def __init__(self, prior: float = Acceptance.PRIOR) -> None:
         usual = sum(stood * share for stood, share in zip(self.STOOD, self.SHARES))
-        good, bad = min(prior / usual, 1.0), min((1 - prior) / (1 - usual), 1.0)
-        rates = [1 - (1 - good * stood) * bad for stood in self.STOOD]
-        self._tallies = [Tally(rate * self.WEIGHT, self.WEIGHT) for rate in rates]
+        self._all, self._usual = Tally(prior * self.WEIGHT, self.WEIGHT), Tally(usual * self.WEIGHT, self.WEIGHT)
+        self._tallies = [Tally(0.0, 0.0) for _ in self.STOOD]
         self._seen = [share * self.WEIGHT for share in self.SHARES]
+        self._settle()
 
     def rate(self, confidence: float) -> float:
         """The chance that a token stands if those before it do."""
-        return self._tallies[bisect_right(self.BOUNDS, confidence)].rate
+        return self._rates[bisect_right(self.BOUNDS, confidence)]
 
     def outlook(self) -> list[tuple[float, float]]:
         """What may come next: chances, with the rate in each case."""
         whole = sum(self._seen)
-        return [(seen / whole, tally.rate) for seen, tally in zip(self._seen, self._tallies)]
+        return [(seen / whole, rate) for seen, rate in zip(self._seen, self._rates)]
 
     def see(self, confidence: float) -> None:
         self._seen = [seen * self.FORGETS for seen in self._seen]
         self._seen[bisect_right(self.BOUNDS, confidence)] += 1
 
     def add(self, confidence: float, accepted: bool) -> None:
-        self._tallies[bisect_right(self.BOUNDS, confidence)].add(accepted, self.MEMORY)
+        of = bisect_right(self.BOUNDS, confidence)
+        self._tallies[of].add(accepted, self.MEMORY)
+        self._all.add(accepted, self.MEMORY)
+        self._usual.add(self.STOOD[of], self.MEMORY)
+        self._settle()
+
+    def _settle(self) -> None:
+        found, usual = self._all.rate, self._usual.rate
+        good, bad = min(found / usual, 1.0), min((1 - found) / (1 - usual), 1.0)
+        expected = [1 - (1 - good * stood) * bad for stood in self.STOOD]
+        self._rates = [
+            (tally.accepted + rate * self.WEIGHT) / (tally.judged + self.WEIGHT)
+            for tally, rate in zip(self._tallies, expected)
+        ]
 
 
 class Confident(Adaptive):
@@ -260,6 +275,9 @@ class Confident(Adaptive):
         self._spent = self.ROUNDS / super().best()[1]
         self._written = self.ROUNDS
         self._probe = False
+        self._open = True
+        """Whether drafting may pay: not where it did not at the speed of plain decoding, and nothing was drafted since.
+        """
         self.begin()
 
     def refit(self, costs: RoundCosts) -> None:
@@ -286,13 +304,14 @@ class Confident(Adaptive):
         return self._pays(self._costs.step)
 
     def next(self, context: list[int]) -> int:
-        self.begin()
-        first = self._costs.draft(1) + self._costs.late(self._behind)
         self._probe = False
-        if self._pays(first):
-            self._probing.rest()
-            return self._longest
-        self._probe = self._probing.due(self._costs.chain(1, self._behind) / self._costs.plain - 1)
+        if self._open:  # choosing is on the clock of plain steps, too
+            self.begin()
+            if self._pays(self._costs.draft(1) + self._costs.late(self._behind)):
+                self._probing.rest()
+                return self._longest
+            self._open = self._rate * self._costs.plain > 1 + Probing.SHARE
+        self._probe = self._probing.due(self._costs, self._behind)
         return int(self._probe)
 
     def best(self) -> tuple[int, float]:
@@ -300,6 +319,7 @@ class Confident(Adaptive):
 
     def observe(self, round_: Round) -> None:
         looked = round_.refused is not None
+        self._open = self._open or looked or bool(round_.drafted)
         seconds = self._costs.chain(len(round_.drafted), self._behind, looked)
         self._written = self._written * self.MEMORY + len(round_.kept)
         self._spent = self._spent * self.MEMORY + seconds

@@ -187,7 +187,7 @@ class AdaptiveShape:
             self._probing.rest()
             return len(self._shape)
         # The choice stands until a probe has told something new.
-        return int(self._probing.due(self._costs.chain(1, self._behind) / self._costs.plain - 1))
+        return int(self._probing.due(self._costs, self._behind))
 
     def observe(self, round_: Round) -> None:
         for siblings in _tested(round_):

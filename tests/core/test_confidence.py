@@ -29,12 +29,12 @@ CUT = {"unsure", "odds"}
 
 def dear_rows(row):
     """Costs by which a draft of the tables' unsure laws ends in all places."""
-    return RoundCosts(lambda n: 1 + row * (n - 1), lambda n: 0.02, 0.02)
+    return RoundCosts(lambda n: 1 + row * (n - 1), lambda n: 0.001, 0.001)
 
 
 def law_with_cuts(sampling):
     """The p-value of the joint law where a model's chains end by its confidence, and how often why."""
-    confident = Confident(dear_rows(0.5), longest=4)
+    confident = Confident(dear_rows(0.65), longest=4)
     drafter = ModelDrafter(LookupRunner(DRAFTS["similar"]), sampling, ending=confident)
     run = decode(LookupRunner(TARGET), drafter, sampling, confident, DRAWS * BLOCK, seed=1)
     return p_value(count_blocks(run.token_ids), block_law(TARGET, sampling)), Counter(r.ended for r in run.rounds)
@@ -138,7 +138,20 @@ def test_a_drafter_that_is_sure_and_wrong_costs_little(draft):
     """Nothing stands however sure it is: what that confidence is worth is soon learnt, and plain steps follow."""
     costs = RoundCosts(lambda n: 1 + 0.03 * (n - 1), lambda n: draft, draft)
     for seed in range(4):
-        assert costs.plain / World(costs, seed, honest=1e9).play(Confident(costs), 300) > 0.93
+        world, controller = World(costs, seed, honest=1e9), Confident(costs)
+        first = world.play(controller, 40)
+        assert costs.plain / first > 0.85
+        assert costs.plain / world.play(controller, 260) > 0.98
+
+
+def test_what_one_degree_of_being_sure_is_worth_tells_of_the_others():
+    """A drafter whose unsure tokens fall is trusted less where it is sure, and more where its sure ones stand."""
+    worse, better = Worth(), Worth()
+    for _ in range(12):
+        worse.add(0.5, False)
+        better.add(0.7, True)
+    assert worse.rate(0.9) < 0.75 * Worth().rate(0.9)
+    assert better.rate(0.3) > 1.1 * Worth().rate(0.3)
 
 
 def test_confidence_is_worth_what_it_was():

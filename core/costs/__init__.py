@@ -78,6 +78,11 @@ class CostTable:
         """With the lengths of another table; `following` stays."""
         return CostTable({**self.seconds, **other.seconds}, self.following)
 
+    def scaled(self, factor: float, more: float = 0.0) -> CostTable:
+        """Each pass `more` seconds dearer, and then all by a factor."""
+        following = None if self.following is None else self.following * factor
+        return CostTable({n: (seconds + more) * factor for n, seconds in self.seconds.items()}, following)
+
     @classmethod
     def from_dict(cls, costs: Mapping[str, float], following: float | None = None) -> CostTable:
         return cls({int(n): seconds for n, seconds in costs.items()}, following)
@@ -242,6 +247,14 @@ def _time_from(runner: Runner, n: int, context: int) -> float:
     seconds = _time(runner, n)
     runner.truncate(context)
     return seconds
+
+
+def time_twice(target: Runner, n: int, context: int) -> tuple[float, float]:
+    """Seconds of a pass over n tokens behind `context`: right behind whatever ran last, and behind another of its own,
+    whose weights are still in the processor's caches. The tokens stay fed."""
+    first = _time(target, n)
+    target.truncate(context)
+    return first, _time(target, n)
 
 
 def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from core.costs import table_of
+from core.costs import table_of, time_twice
 from core.heads import KeysValues
 from core.heads.block import bytes_of
 from core.heads.dflash import DFlashNetwork
@@ -368,7 +369,7 @@ def in_blocks(runner: Any) -> Blocks | ParallelRunner:
 
 @torch.inference_mode()
 def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repeats: int = REPEATS) -> HeadCosts:
-    """Blocks drafted behind passes of the target's runner, which push the drafter out of the processor's caches: `read`
+    """Blocks drafted behind passes of the target's runner, each pushing the other out of the processor's caches: `read`
     has a whole block with its logits, behind n new rows, and `draft` what drawing n tokens adds."""
     head = runner.head
     features = target.watch(head.layers)
@@ -380,9 +381,13 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
     runner.read(ones(context), features.take(context))
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
+    beside: dict[int, list[float]] = {n: [] for n in ROWS}
+    displaced: list[float] = []
     for _ in range(repeats + 1):
         for n in ROWS:
-            target.feed(ones(n))
+            behind, own = time_twice(target, n, context)
+            displaced.append(behind - own)
+            beside[n].append(own)
             rows = features.take(context + n)
             (hidden, logits), seconds = _time(runner, lambda rows=rows, n=n: _block(runner, ones(n), rows))
             read[n].append(seconds)
@@ -390,7 +395,8 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
-    return HeadCosts(table_of(read), table_of(draft))
+    dearer = max(0.0, median(displaced))
+    return HeadCosts(table_of(read).scaled(1.0, dearer), table_of(draft), table_of(beside))
 
 
 def _block(runner: Blocks | ParallelRunner, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,13 @@ def free_space(folder: Path) -> int:
     raise UserError(f"{folder} cannot be made: neither it nor anything above it is there; name another place.")
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Put a text in a file's place at once: who reads meanwhile, or after a kill, finds the old one or the new."""
+    beside = file.with_suffix(".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, file)
+
+
 def require_room(what: str, folder: Path, needed: int, advice: str) -> None:
     """Raise UserError where the disk of a folder cannot take so many bytes more."""
     if needed > (free := free_space(folder)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,7 +93,11 @@ def _numbered(target: str) -> Iterator[Path]:
 
 
 def _touched(folder: Path) -> float:
-    return max((file.stat().st_mtime for file in folder.iterdir()), default=folder.stat().st_mtime)
+    times = []
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # a training that goes on has just put it in another's place
+            times.append(file.stat().st_mtime)
+    return max(times, default=folder.stat().st_mtime)
 
 
 def read_progress(training: Path) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from core.costs.rounds import acceptance_rate
+from core.disk import write_whole
 from core.errors import Cancelled, UserError
 from core.heads import HeadConfig
 from core.heads.checkpoint import describe_head, load_weights
@@ -268,7 +269,7 @@ class Trainer:
         self.standing = Standing(**state["standing"])
         found = [Standing(**line) for line in read_progress(self._folder)]
         self.history = [each for each in found if each.visits <= self.standing.visits]
-        self._progress_file.write_text("".join(map(as_line, self.history)), encoding="utf-8")
+        write_whole(self._progress_file, "".join(map(as_line, self.history)))
         self._available, self._epoch, self._at, self._epoch_texts = state["order"]
         self._order = self._ordered()
 
@@ -277,7 +278,7 @@ class Trainer:
         note = self._folder / "target.json"
         shape = json.loads(json.dumps(asdict(self.config)))
         if not note.exists():
-            note.write_text(json.dumps(shape), encoding="utf-8")
+            write_whole(note, json.dumps(shape))
         elif json.loads(note.read_text(encoding="utf-8")) != shape:
             raise UserError(f"{self._folder.parent} holds the training of a head for another target.")
 
@@ -299,7 +300,7 @@ class Trainer:
         self.plan = plan = replace(plan, kind=kind)
         begun_with = plan.head and str(plan.head.resolve())
         kept = {"prompts": plan.prompts and list(plan.prompts), "head": begun_with, "kind": plan.kind}
-        file.write_text(json.dumps(kept), encoding="utf-8")
+        write_whole(file, json.dumps(kept))
 
     @property
     def _state_file(self) -> Path:

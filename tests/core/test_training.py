@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -388,6 +389,22 @@ def test_a_resumed_training_keeps_its_prompts_and_its_looks(target, tmp_path, sh
     again.go_on()
     assert again.plan.tokens == 3_000 + trainer.standing.visits
     assert run_to_end(again)[-1].doing == "done" and again.standing.visits >= again.plan.tokens
+
+
+def test_who_looks_while_a_training_begins_again_sees_it_whole(target, tmp_path, short, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = new_folder("t")
+    run_to_end(Trainer(target, folder, Plan(tokens=3_000)))
+    before, write, seen = looks_by_kind("t"), Path.write_text, []
+
+    def look_halfway(file, text, **options):
+        write(file, "", **options)
+        seen.append((looks_by_kind("t"), kept_for("t").standing))
+        return write(file, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", look_halfway)
+    Trainer(target, folder, Plan(tokens=3_000), resume=True)
+    assert len(seen) == 2 and all(look == (before, before["eagle3"][-1]) for look in seen)
 
 
 def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path, short, monkeypatch):

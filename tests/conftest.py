@@ -17,14 +17,14 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-LONG = ("test_accelerator", "test_visitors", "test_fuzz")
-"""Files of single tests that take long: begun last, one process would wait for the other's."""
+LONG = ("test_accelerator", "test_visitors", "test_fuzz", "real", "browser")
+"""Files, and rooms, whose tests take long and stay together: begun last, one process would wait for the other's."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the processes are told what there is
 def pytest_collection_modifyitems(items):
     """Tests of a file that share something slow to make stay together when several processes test."""
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items.sort(key=lambda item: item.path.stem not in LONG and item.path.parent.name not in LONG)
     for item in items:
         shared = any(each[-1].scope == "module" for each in item._fixtureinfo.name2fixturedefs.values())
         if item.get_closest_marker("xdist_group") is None and (shared or item.path.stem == "test_faults"):

@@ -71,6 +71,12 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
     return to_compare(visit(scripted[1]))
 
 
+@pytest.fixture(scope="module")
+def shared(scripted: tuple[Any, str], visit_once: Any) -> Any:
+    """A page for tests that compare the lanes it begins with, whatever was compared before."""
+    return to_compare(visit_once(scripted[1]))
+
+
 def test_lanes_race_and_the_table_holds_their_figures(app: str, visit: Any) -> None:
     page = to_compare(visit(app))
     fill_in(page.locator("#compare-prompt textarea"), "def make_pair(folder):\n")
@@ -131,7 +137,18 @@ def test_other_targets_run_in_turn_and_a_lane_that_fails_says_why(app: str, visi
     assert page.evaluate(SHOWN, 1) == first
 
 
-def test_the_table_is_sorted_by_any_column(page: Any) -> None:
+def test_hostile_text_stays_text_in_every_lane(shared: Any, engine: Any) -> None:
+    page = shared
+    engine.texts = HOSTILE
+    title = page.title()
+    compare(page)
+    expected = [PICTURES.get(text, text) for text in HOSTILE]
+    assert [row[1] for row in page.evaluate(SHOWN, 3)][: len(HOSTILE)] == expected
+    assert page.title() == title
+
+
+def test_the_table_is_sorted_by_any_column(shared: Any, engine: Any) -> None:
+    page = shared
     compare(page)
     assert [row[0] for row in page.evaluate(COLUMN, 0)] == list("123")
     head = page.locator(".comparison thead th").nth(2)
@@ -207,7 +224,8 @@ def test_as_many_columns_as_lanes(page: Any) -> None:
     expect(page.get_by_label("Draft length", exact=True).first).to_have_value({"1": "5", "2": "3"}[number])
 
 
-def test_what_cannot_be_is_one_sentence(page: Any) -> None:
+def test_what_cannot_be_is_one_sentence(shared: Any, engine: Any) -> None:
+    page = shared
     fill_in(page.locator("#compare-prompt textarea"), "  ")
     compare(page)
     assert status(page).startswith("The prompt is empty")
@@ -215,15 +233,6 @@ def test_what_cannot_be_is_one_sentence(page: Any) -> None:
     page.fill("#compare-prompt textarea", "def f():\n")
     compare(page)
     assert "Lane 1" in status(page)
-
-
-def test_hostile_text_stays_text_in_every_lane(page: Any, engine: Any) -> None:
-    engine.texts = HOSTILE
-    title = page.title()
-    compare(page)
-    expected = [PICTURES.get(text, text) for text in HOSTILE]
-    assert [row[1] for row in page.evaluate(SHOWN, 3)][: len(HOSTILE)] == expected
-    assert page.title() == title
 
 
 def test_the_api_compares_too(app: str) -> None:

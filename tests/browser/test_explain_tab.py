@@ -19,7 +19,7 @@ def page(scripted: tuple[Any, str], engine: Any, visit: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def explained(scripted: tuple[Any, str], visit_once: Any) -> Any:
-    """A page whose run is explained, for tests that look and choose, and run nothing else."""
+    """A page whose run is explained, for tests that look, choose and check; the last two run something else."""
     page = visit_once(scripted[1])
     explain(page)
     return page
@@ -88,14 +88,6 @@ def test_the_numbers_are_those_of_the_run(explained: Any) -> None:
     assert words.count("not here") + words.count("yes, here") == 4
 
 
-def test_a_newer_run_is_explained_when_the_tab_is_opened_again(page: Any) -> None:
-    explain(page)
-    open_tab(page, "playground")
-    explain(page, 0)
-    page.wait_for_function("document.querySelector('#explain-which input').value.startsWith('2 ·')")
-    page.wait_for_function("document.querySelector('#step-4').textContent.includes('temperature 0')")
-
-
 def test_opening_it_during_a_run_does_not_disturb_the_run(page: Any, engine: Any) -> None:
     run_to_end(page)
     engine.pace = 2.0
@@ -110,8 +102,8 @@ def test_opening_it_during_a_run_does_not_disturb_the_run(page: Any, engine: Any
     assert status(page).startswith("Identical")
 
 
-def test_the_lossless_check_and_its_broken_twin(page: Any) -> None:
-    explain(page)
+def test_the_lossless_check_and_its_broken_twin(explained: Any) -> None:
+    page = explained
     assert page.get_by_label("Sampling: the same law").is_checked()
     page.click("#explain-start")
     page.wait_for_selector(DONE)
@@ -125,10 +117,11 @@ def test_the_lossless_check_and_its_broken_twin(page: Any) -> None:
     page.wait_for_function(f"document.querySelector('{RESULT}')?.innerText.includes('8 of 8 texts agree up to ties')")
 
 
-def test_a_check_can_be_stopped_and_says_what_it_saw(page: Any, engine: Any) -> None:
-    explain(page)
+def test_a_check_can_be_stopped_and_says_what_it_saw(explained: Any, engine: Any) -> None:
+    page = explained
     engine.halts_at = 0.3
-    assert page.is_disabled("#explain-stop")
+    page.get_by_label("Sampling: the same law").check()
+    page.wait_for_selector("#explain-stop:disabled")
     page.click("#explain-start")
     page.wait_for_selector(f"{RESULT}[data-kind=running] progress[max]")
     page.click("#explain-stop")
@@ -137,18 +130,28 @@ def test_a_check_can_be_stopped_and_says_what_it_saw(page: Any, engine: Any) -> 
     page.wait_for_selector("#explain-stop:disabled")
 
 
-def test_hostile_text_stays_text(page: Any, engine: Any) -> None:
-    engine.texts = ["<img src=x onerror=alert(1)>", "${alert(1)}", "{{alert(1)}}", "</code><script>alert(1)</script>"]
-    explain(page)
-    assert page.locator("#explain img, #explain script").count() == 0
-    assert "<img·src=x" in page.text_content("#explain-walk")
-
-
 def test_on_a_phone_nothing_hangs_over(explained: Any) -> None:
     page = explained
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_function("document.documentElement.scrollWidth <= 390")
     page.set_viewport_size({"width": 1440, "height": 900})
+
+
+def test_a_newer_run_is_explained_when_the_tab_is_opened_again(explained: Any) -> None:
+    page = explained
+    open_tab(page, "playground")
+    explain(page, 0)
+    page.wait_for_function("document.querySelector('#explain-which input').value.startsWith('2 ·')")
+    page.wait_for_function("document.querySelector('#step-4').textContent.includes('temperature 0')")
+
+
+def test_hostile_text_stays_text(explained: Any, engine: Any) -> None:
+    page = explained
+    engine.texts = ["<img src=x onerror=alert(1)>", "${alert(1)}", "{{alert(1)}}", "</code><script>alert(1)</script>"]
+    open_tab(page, "playground")
+    explain(page)
+    page.wait_for_function("document.querySelector('#explain-walk').textContent.includes('<img·src=x')")
+    assert page.locator("#explain img, #explain script").count() == 0
 
 
 def test_a_real_pair_is_explained_and_checked(app: str, visit: Any) -> None:

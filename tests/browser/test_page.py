@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import open_tab, reload, run_to_end, says, set_number, status, wait_idle
+from driving import SCREEN, open_tab, reload, run_to_end, says, set_number, status, wait_idle
 
 from app.assets import address
 
@@ -265,12 +265,32 @@ def test_the_first_run_can_be_watched_and_toured(scripted: tuple[Any, str], engi
     assert not page.locator(".tour").is_visible() and not page.inner_text(".tour-offer")
 
 
+LAID_OUT = """([width, height]) => {
+    const column = document.querySelector(".numbers");
+    const words = [...column.querySelectorAll("[data-number], .status, .past")].filter(each => each.checkVisibility());
+    const boxes = words.map(each => each.getBoundingClientRect());
+    const apart = boxes.every((box, i) => !i || box.top >= boxes[i - 1].bottom);
+    const whole = column.scrollHeight <= column.clientHeight;
+    return innerWidth === width && innerHeight === height && { apart, whole };
+}"""
+
+
+def laid_out(page: Any, width: int, height: int) -> Any:
+    """Whether what stands between the panes is whole, and nothing of it over another, on such a screen."""
+    page.set_viewport_size({"width": width, "height": height})
+    return page.wait_for_function(LAID_OUT, arg=[width, height]).json_value()
+
+
 def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> None:
-    page.set_viewport_size({"width": 1280, "height": 720})
+    """On a low screen too, beside the verdict and three numbers."""
     page.click("#run-five")
     page.wait_for_selector("#stop:not([disabled])")
     page.wait_for_function("document.querySelector('[data-number=spread]').textContent.startsWith('5 runs: ')")
     page.wait_for_function("document.querySelector('#stop').disabled")
+    page.click(".gear")
+    assert laid_out(page, 1280, 700) == {"apart": True, "whole": True}
+    page.click(".gear")
+    page.set_viewport_size({"width": 1280, "height": 720})
     small = page.locator("#plain-stream .t").first.bounding_box()
     page.click("[data-present-toggle]")
     page.wait_for_selector("#sidebar:not(.open)")
@@ -290,35 +310,6 @@ def test_five_runs_show_their_spread_and_a_projector_what_counts(page: Any) -> N
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     assert page.is_visible("#header")
-
-
-LAID_OUT = """([width, height]) => {
-    const column = document.querySelector(".numbers");
-    const words = [...column.querySelectorAll("[data-number], .status, .past")].filter(each => each.checkVisibility());
-    const boxes = words.map(each => each.getBoundingClientRect());
-    const apart = boxes.every((box, i) => !i || box.top >= boxes[i - 1].bottom);
-    const whole = column.scrollHeight <= column.clientHeight;
-    return innerWidth === width && innerHeight === height && { apart, whole };
-}"""
-
-
-def test_what_stands_between_the_panes_is_whole_and_apart(page: Any) -> None:
-    """Five runs' spread, the verdict and three numbers on a low screen; and a failure's long words on any."""
-
-    def laid_out(width: int, height: int) -> Any:
-        page.set_viewport_size({"width": width, "height": height})
-        return page.wait_for_function(LAID_OUT, arg=[width, height]).json_value()
-
-    page.click(".gear")
-    page.click("#run-five")
-    page.wait_for_function("document.querySelector('[data-number=spread]').textContent.startsWith('5 runs: ')")
-    page.wait_for_function("document.querySelector('#stop').disabled")
-    assert laid_out(1280, 700) == {"apart": True, "whole": True}
-    page.fill("#prompt textarea", "explode")
-    run_to_end(page)
-    page.wait_for_selector(".past:not([hidden])")
-    for width, height in ((1280, 900), (900, 900), (1280, 700)):
-        assert laid_out(width, height)["apart"], (width, height)
 
 
 def test_a_second_run_in_the_same_tab_waits_for_the_first(page: Any, engine: Any) -> None:
@@ -377,6 +368,11 @@ def test_a_fault_of_ours_is_a_sentence_too(page: Any) -> None:
     assert status(page).startswith("Something failed on our side")
     assert "a fault of ours" not in page.inner_text("body")
     assert "Shown is the one before it: pocket + pocket-draft (method draft)." in page.inner_text(".past")
+    page.click(".gear")
+    for width, height in ((1280, 900), (900, 900), (1280, 700)):
+        assert laid_out(page, width, height)["apart"], "its long words lie over nothing"
+    page.click(".gear")
+    page.set_viewport_size(SCREEN)
     page.fill("#prompt textarea", "another")
     run_to_end(page)
     assert page.is_hidden(".past")

@@ -27,10 +27,10 @@ DRAFT_LAYERS = 4
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two groups, so that two processes share the work and each loads the model once or twice."""
+    """One group: to load the model once more takes as long as many of the tests."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group(f"real {item.path.stem}"))
+            item.add_marker(pytest.mark.xdist_group("real"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,7 +24,7 @@ from app.sidebar.picker import OTHER, SENT, Choice, reasons_of, sent
 from app.tokens import stream
 from app.tokens.charts import SERIES, Chart, add_line, figure
 from app.tokens.markup import json_text
-from app.train.events import short, training_events
+from app.train.events import by_prompt, short, training_events
 from app.train.example import example_html
 from app.tune.production import Deployment, recipes
 from app.tune.results import command, command_html
@@ -337,7 +337,8 @@ def kept_html(folder: Path) -> str:
 
     config = read_config(folder)
     rate, whose = config.get(MEASURED) or {}, escape(trained_for(config) or "this target")
-    of = f" {rate['acceptance_rate']:.0%} of its guesses were accepted {rate['where']}." if rate else ""
+    spread = by_prompt(rate.get("between") or ())
+    of = f" {rate['acceptance_rate']:.0%} of its guesses were accepted {rate['where']}{spread}." if rate else ""
     return f"<p>The newest head of {whose} is kept in <code>{escape(str(folder))}</code>.{escape(of)}</p>"
 
 

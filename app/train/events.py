@@ -9,7 +9,7 @@ ended).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -87,7 +87,7 @@ def look_events(look: Any) -> Iterator[Event]:
         yield {"e": "look", **told, "agreement": standing.agreement}
     if outlook is not None:
         told |= {"accepted": standing.acceptance, "speed_up": outlook.speed_up, "length": outlook.length}
-        told["before"] = look.before
+        told |= {"between": standing.between, "before": look.before}
         yield {"e": "outlook", **told}
     if look.sample is not None:
         lane = "before" if look.before else "now"
@@ -111,11 +111,16 @@ def over_event(session: Any) -> Event:
         text = "Stopped before the head began to learn; Resume goes on from what was written."
         return {"e": "over", "kind": "stopped", "text": text}
     accepted = standing.acceptance
-    share = "" if accepted is None else f", {accepted:.0%} of its guesses accepted"
+    share = "" if accepted is None else f", {accepted:.0%} of its guesses accepted{by_prompt(standing.between)}"
     took = f"{duration(standing.seconds)} of training{share}. The head is kept in {short(session.folder)}"
     if standing.doing == "done":
         return {"e": "over", "kind": "finished", "text": f"Done: {took}."}
     return {"e": "over", "kind": "stopped", "text": f"Stopped after {took}; Resume goes on from here, nothing is lost."}
+
+
+def by_prompt(between: Sequence[float]) -> str:
+    """How far an acceptance differs from prompt to prompt, of which a race shows one."""
+    return " ({:.0%} to {:.0%} from prompt to prompt)".format(*between) if between else ""
 
 
 def short(folder: Path) -> str:

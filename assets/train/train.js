@@ -227,10 +227,12 @@ class Training {
     agreement.forEach((share, i) => this.acceptance.add(PLACES[i], seconds / 60, 100 * share));
   }
 
-  outlook({ seconds, accepted, speed_up: speedUp, length, before }) {
+  outlook({ seconds, accepted, between, speed_up: speedUp, length, before }) {
     const [rate, worth] = [times(speedUp), speedUp > 1];
     this.speed.add("speed", seconds / 60, speedUp);
-    this.figure("accepted", percent(accepted), before ? "before this training" : ON_SAMPLES);
+    const range = between.map(percent).join(" to ");
+    const where = range ? "on sample prompts, " + range + " on each" : ON_SAMPLES;
+    this.figure("accepted", percent(accepted), before ? "before this training" : where);
     this.figure("speed", rate, worth ? "worth using, " + length + " drafted at a time" : "not worth using yet");
     this.root.dataset.won = worth;
   }

@@ -32,6 +32,8 @@ def export(trainer: Trainer, folder: Path) -> None:
     if reached := standing.reached or standing.agreement:
         where = SAMPLES if standing.reached else HELD_OUT_TEXTS
         entries[MEASURED] = {"acceptance_rate": round(acceptance_rate(reached), 4), "where": where}
+        if standing.reached and standing.between:
+            entries[MEASURED]["between"] = [round(rate, 4) for rate in standing.between]
     head = trainer.head
     if isinstance(head, DFlashNetwork):
         save_block(head, folder, trainer.target.layers, **entries)

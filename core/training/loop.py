@@ -91,7 +91,8 @@ class Standing:
     learn from, `visits` how many were learnt from, each time counted; `agreement[i]`: on held-out answers, the share of
     greedy drafts whose first i + 1 tokens are the target's own choice; `overlap`: Σ min(p, q) at the first token, which
     is what is accepted of it at temperature 1; `reached[i]`: the share of rounds that accepted at least i + 1 tokens
-    when the head was last drafted with, in a `Session`. None, and empty, before the first evaluation."""
+    when the head was last drafted with, in a `Session`, and `between` what was accepted in the worst and the best of
+    its answers. None, and empty, before the first evaluation."""
 
     doing: str = "reading"
     seconds: float = 0.0
@@ -104,6 +105,7 @@ class Standing:
     agreement: list[float] = field(default_factory=list)
     overlap: float | None = None
     reached: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
 
     @property
     def acceptance(self) -> float | None:

@@ -22,7 +22,7 @@ from core.loading.model import ALL_THREADS, Model, threads
 from core.loading.pair import Pair
 from core.loading.precision import DTYPES
 from core.progress import Stop, never
-from core.records import Run, accepted_by_position
+from core.records import Run, accepted_by_position, summarise
 from core.settings import Settings
 from core.text import encode_prompt, read_prompts
 from core.training import KINDS, kind_of
@@ -123,8 +123,10 @@ class Session:
         """What answers show together, and the first of them."""
         standing = copy.copy(self.trainer.standing)
         standing.reached = accepted_by_position([round_ for run in runs for round_ in run.rounds])
+        rates = [rate for run in runs if (rate := summarise(run).acceptance_rate) is not None]
+        standing.between = [min(rates), max(rates)] if len(rates) > 1 else []
         if not before:
-            self.trainer.standing.reached = standing.reached
+            self.trainer.standing.reached, self.trainer.standing.between = standing.reached, standing.between
         return Look(standing, self._outlook(standing.reached), runs[0], before)
 
     def _outlook(self, reached: list[float]) -> Outlook | None:

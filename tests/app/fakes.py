@@ -239,7 +239,7 @@ class FakeSession:
             at = Standing("learning", total * step / 8, 128, 12_345, 0, seen // 40, seen, 5 - 0.3 * step, agreement)
             yield Look(at)
             if step in (0, 8):
-                at = replace(at, reached=agreement[:3])
+                at = replace(at, reached=agreement[:3], between=[0.5 * first, 0.9 * first])
                 yield Look(at, Outlook(0.7 + 0.1 * step, 2), fake_draft(0.1 * step), before=not step)
 
 

@@ -61,6 +61,7 @@ def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> No
     page.click("#train-resume")
     page.wait_for_selector(".training .status[data-kind='finished']")
     assert min(lines(page, "acceptance").values()) > min(drawn.values())
+    says(page, "[data-number='accepted'] small", "on each")
 
     page.select_option("[data-method]", "ngram")
     choose_length(page, "7")

@@ -27,7 +27,7 @@ from core.loading.head import Head, load_head
 from core.loading.model import Model
 from core.loading.pair import Pair
 from core.progress import never
-from core.records import accepted_by_position
+from core.records import accepted_by_position, summarise
 from core.settings import Settings
 from core.training import aux_layers, config_for, frequent_ids, kind_of, loop, new_head
 from core.training.blocks import Blocks, draw_anchors
@@ -466,6 +466,8 @@ def test_a_session_tells_what_a_race_will_show(target, tmp_path, short, kind, mo
         runs.append(generate(raced, words, settings))
     rounds = [round_ for run in runs for round_ in run.rounds]
     assert acceptance_rate(accepted_by_position(rounds)) == pytest.approx(accepted[-1], abs=0.02)  # it is in 16 bits
+    rates = [summarise(run).acceptance_rate for run in runs]
+    assert written["between"] == pytest.approx([min(rates), max(rates)], abs=0.05), "a race is on one of the prompts"
 
     later = Session(target, pair, tmp_path, Plan(tokens=10_000), resume=True)
     known = [look.standing for look in later.run(stop=lambda: True, clock=lambda: 0.0)]

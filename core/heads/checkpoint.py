@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from core.disk import made_whole, write_whole
 from core.errors import UserError, refused_pickle
 from core.heads import DraftNetwork, HeadConfig, HeadNetwork, Shape
 from core.heads.dflash import DFlashConfig, DFlashNetwork, usual_outputs
@@ -356,8 +357,9 @@ def _save(
     if not maps:
         tensors = {k: v for k, v in tensors.items() if k not in OPTIONAL}
     kept = {_published(k): (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous() for k, v in tensors.items()}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+    with made_whole(folder / "model.safetensors") as file:  # whoever drafts with the one before reads on in it
+        save_file(kept, file, metadata={"format": "pt"})
+    write_whole(folder / "config.json", json.dumps(document, indent=2) + "\n")
 
 
 def config_document(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:

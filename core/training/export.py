@@ -16,6 +16,7 @@ from core.loading.head import identify
 from core.training import AnyConfig, kind_of
 from core.training.blocks import ANCHORS, GAMMA, OVERLAP_SHARE
 from core.training.dialogues import BLOCK, HELD_OUT, HELD_OUT_AT_FIRST
+from core.training.kept import on_disk
 from core.training.learning import MATRIX_RATE, OTHER_RATE
 from core.training.loop import GOING_ON_RATE, Plan, Standing, Trainer
 from core.training.unroll import STEP_WEIGHT, STEPS
@@ -25,7 +26,7 @@ SAMPLES = "on the page's sample prompts, greedy"
 
 
 def export(trainer: Trainer, folder: Path) -> None:
-    """Write config.json, model.safetensors (bf16) and README.md into `folder`."""
+    """Write config.json, model.safetensors (bf16) and README.md into `folder`. Raises UserError where it cannot be."""
     target = trainer.target.name
     entries: dict[str, Any] = {"target": {"name": target, **identify(trainer.target.config, trainer.target.tokenizer)}}
     standing = trainer.standing
@@ -35,13 +36,13 @@ def export(trainer: Trainer, folder: Path) -> None:
         if standing.reached and standing.between:
             entries[MEASURED]["between"] = [round(rate, 4) for rate in standing.between]
     head = trainer.head
-    if isinstance(head, DFlashNetwork):
-        save_block(head, folder, trainer.target.layers, **entries)
-    else:
-        save_head(head, folder, **entries)
-    (folder / "README.md").write_text(
-        card(target, trainer.config, trainer.plan, trainer.standing, folder), encoding="utf-8"
-    )
+    with on_disk(folder):
+        if isinstance(head, DFlashNetwork):
+            save_block(head, folder, trainer.target.layers, **entries)
+        else:
+            save_head(head, folder, **entries)
+        told = card(target, trainer.config, trainer.plan, trainer.standing, folder)
+        (folder / "README.md").write_text(told, encoding="utf-8")
 
 
 SERVED = """
@@ -86,7 +87,7 @@ target's layers {layers} (what enters the block of that number).{drafts}
 ## How it was made
 
 `python -m core train-head`: {standing.answer_tokens:,} answer tokens in {standing.dialogues:,} texts that the target
-wrote at temperatures up to 1 on {data}; every {HELD_OUT}th held out, of the first {BLOCK} every
+wrote at temperatures up to 1 on {data}; every {HELD_OUT}th prompt held out, of the first {BLOCK} every
 {HELD_OUT_AT_FIRST}th. {standing.visits:,} answer tokens were learnt from, each time counted, in
 {standing.seconds / 3600:.2f} hours with the writing. {LEARNT[kind]} against the target's distribution over the draft
 vocabulary; Muon at {MATRIX_RATE} for the matrices of the layer, AdamW at {OTHER_RATE} for the rest; {begun}.
@@ -95,7 +96,7 @@ What is exported is the running average of the weights.
 ## On held-out texts
 
 Teacher-forced and greedy, in the precision it was trained in. *Accepted so far*: the share of drafts whose tokens up to
-this position are all the target's own choice.
+this position are all the target's own choice; past the end of an answer nothing is judged.
 
 | position | accepted so far | of those that got there |
 | --- | --- | --- |

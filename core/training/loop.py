@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from core.costs.rounds import acceptance_rate
-from core.disk import write_whole
+from core.disk import made_whole, write_whole
 from core.errors import Cancelled, UserError
 from core.heads import HeadConfig
 from core.heads.checkpoint import describe_head, load_weights
@@ -171,6 +170,8 @@ class Trainer:
         self._block_seconds: float | None = None
         if self._state_file.exists():
             self._load()
+        else:
+            self._progress_file.unlink(missing_ok=True)  # of looks at a head that was not kept
 
     def go_on(self) -> None:
         """Where all of the plan is behind, take it for so much more."""
@@ -255,9 +256,8 @@ class Trainer:
             "standing": asdict(self.standing),
             "order": [self._available, self._epoch, self._at, self._epoch_texts],
         }
-        beside = self._state_file.with_suffix(".new")
-        torch.save(state, beside)
-        os.replace(beside, self._state_file)
+        with made_whole(self._state_file) as file:
+            torch.save(state, file)
 
     def _state_bytes(self) -> int:
         """Of a state on the disk, nearly: the weights, their average, and at most two moments of each."""
@@ -373,7 +373,8 @@ class Trainer:
         if not file.exists():
             answers = [d.ids[d.start :] for d in self._pool.texts]
             ids = frequent_ids(answers, self.target.vocab_size, self.config.draft_vocab_size)
-            torch.save(self._trained(self.plan.head).draft_ids.cpu() if self.plan.head else ids, file)
+            with made_whole(file) as beside:
+                torch.save(self._trained(self.plan.head).draft_ids.cpu() if self.plan.head else ids, beside)
         return torch.load(file, weights_only=True)
 
     # Learning

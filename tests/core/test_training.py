@@ -266,8 +266,11 @@ def test_agreement_counts_drafts_right_so_far(target, some, monkeypatch):
     head.lm_head.weight = torch.nn.Parameter(torch.eye(300))
     ((shares, overlap),) = agreements(head, embedding(target), iter([batch]))
     first = batch.best[:, 1 : 1 + batch.features.shape[1]].flatten()[rows_that_count(batch, 1)]
-    assert shares == [1.0, pytest.approx(int((first == 0).sum()) / len(rows))]
+    assert shares == [1.0, pytest.approx(int((first == 0).sum()) / len(first))]
     assert 0 < overlap < 1
+    said[1] = torch.nn.functional.one_hot(first, 300).float()
+    ((shares, _),) = agreements(head, embedding(target), iter([batch]))
+    assert shares == [1.0, 1.0], "where an answer ends nothing is refused"
 
 
 def run_to_end(trainer, clock=lambda: 0.0):
@@ -361,6 +364,8 @@ def test_a_trained_head_is_gone_on_from(target, tmp_path, short, trained):
 BAD_DIALOGUES = {
     "no lines of JSON": (b"what is this", "not a file of dialogues"),
     "a list": (b"[1, 2]\n", "not a file of dialogues"),
+    "numbers past all bounds": (b'{"ids": [Infinity, 2], "p": 1}\n', "not a file of dialogues"),
+    "too deep": (b"[" * 100_000, "not a file of dialogues"),
     "half a gzip": (b"\x1f\x8b\x08\x00", "not a file of dialogues"),
     "ids of another vocabulary": (b'{"ids": [1, 2, 300, 4], "p": 1}\n', "Dialogue 1 .* do not fit"),
     "no answer": (b'{"ids": [1, 2], "p": 2}\n', "Dialogue 1 .* do not fit"),
@@ -407,6 +412,45 @@ def test_who_looks_while_a_training_begins_again_sees_it_whole(target, tmp_path,
     assert len(seen) == 2 and all(look == (before, before["eagle3"][-1]) for look in seen)
 
 
+@pytest.mark.parametrize("stem", ["plan", "target", "draft_ids", "state"])
+def test_a_training_that_is_killed_in_the_middle_of_a_file_goes_on(target, tmp_path, short, monkeypatch, stem):
+    class KilledError(BaseException):
+        pass
+
+    def half(write):
+        def begun(*given, **options):
+            file = next(each for each in given if isinstance(each, Path))
+            if file.stem == stem:
+                file.write_bytes(b"{")
+                raise KilledError
+            return write(*given, **options)
+
+        return begun
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half(Path.write_text))
+        patch.setattr(torch, "save", half(torch.save))
+        with pytest.raises(KilledError):
+            run_to_end(Trainer(target, tmp_path, Plan(tokens=2_000)))
+    again = Trainer(target, tmp_path, Plan(tokens=2_000), resume=True)
+    assert run_to_end(again)[-1].doing == "done"
+
+
+def test_looks_at_a_head_that_was_not_saved_are_forgotten_with_it(target, tmp_path, short, monkeypatch):
+    killed = Trainer(target, tmp_path, Plan(tokens=6_000))
+    monkeypatch.setattr(killed, "save", lambda: None)
+    going = killed.run(clock=ticking())
+    while len(killed.history) < 3:
+        next(going)
+    going.close()
+    with (tmp_path / "training" / "progress.jsonl").open("a") as file:
+        file.write('{"doing": "lea')
+    again = Trainer(target, tmp_path, Plan(tokens=6_000), resume=True)
+    run_to_end(again, ticking())
+    assert Trainer(target, tmp_path, Plan(tokens=6_000), resume=True).history == again.history
+    assert [look.visits for look in again.history] == sorted({look.visits for look in again.history})
+
+
 def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path, short, monkeypatch):
     monkeypatch.setattr(loop, "EPOCHS", 3)
     part = Trainer(target, tmp_path, Plan(tokens=8_000))
@@ -419,6 +463,22 @@ def test_a_full_disk_is_said_and_costs_only_what_was_not_saved(target, tmp_path,
     again = Trainer(target, tmp_path, Plan(tokens=8_000), resume=True)
     assert again.standing.visits == part.standing.visits < full.standing.visits
     assert run_to_end(again)[-1].doing == "done"
+
+
+def test_a_disk_too_full_for_the_head_is_said(target, tmp_path, short, monkeypatch):
+    trainer = Trainer(target, tmp_path, Plan(tokens=500))
+    run_to_end(trainer)
+    export(trainer, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(tensors, file, **_):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("core.heads.checkpoint.save_file", full)
+    with pytest.raises(UserError, match="is full; free some space and resume"):
+        export(trainer, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"], indirect=True)
@@ -581,7 +641,18 @@ def test_given_prompts_are_answered_at_every_temperature(target, short):
     asked = {tuple(d.ids[: d.start]) for block in blocks for d in block}
     assert asked == {tuple(target.tokenizer.encode(text)) for text in ("the quick", "brown fox")}
     assert {(tuple(d.ids[: d.start]), d.temperature) for d in blocks[0]} == {(a, t) for a in asked for t in (0.6, 1)}
-    assert [d.held_out for b in blocks for d in b] == [is_held_out(i) for i in range(2 * FIRST_BLOCK)]
+    assert [d.held_out for b in blocks for d in b] == [is_held_out(i % 2) for i in range(2 * FIRST_BLOCK)]
+
+
+def test_no_held_out_text_is_learnt(target, monkeypatch, short):
+    """Greedy answers to one prompt are one text, whoever asked it, and where time made the target ask it again."""
+    monkeypatch.setattr(target.tokenizer, "chat_template", CHAT)
+    for prompts in (["a", "b", "c"], None):
+        dialogues = [d for i in range(5) for d in write_block(target, i, 0, prompts, never, enough=lambda: True)]
+        held, learnt = ({tuple(d.ids) for d in dialogues if d.held_out is out} for out in (True, False))
+        assert held and learnt and not held & learnt
+    alone = [d for i in range(5) for d in write_block(target, i, 0, ["a"], never)]
+    assert {d.held_out for d in alone} == {True, False}
 
 
 def test_blocks_grow_and_leave_no_gap():

@@ -105,7 +105,7 @@ def read_dialogues(file: Path, target: Model) -> list[Dialogue]:
         ]
     except OSError as error:
         raise UserError(f"The dialogues {file} cannot be read: {error.strerror or error}.") from None
-    except (EOFError, zlib.error, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError):
+    except (EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f'{file} is not a file of dialogues (a line each: {{"ids": [1, 2, 3], "start": 2}}).') from None
     for number, dialogue in enumerate(found, 1):
         known = all(0 <= token < target.vocab_size for token in dialogue.ids)
@@ -160,13 +160,18 @@ def write_block(
             f"{target.context_length} tokens."
         )
     room = min(ANSWER_TOKENS, target.context_length - longest)
-    turns = len(prompts) if prompts else 1
+    turns, places = len(prompts) if prompts else 1, range(first, first + size)
     choice = TEMPERATURES if getattr(target.tokenizer, "chat_template", None) else TEXT_TEMPERATURES
-    temperatures = [choice[(i % turns + i // turns) % len(choice)] for i in range(first, first + size)]
+    temperatures = [choice[(i % turns + i // turns) % len(choice)] for i in places]
     answers = sample(target, opened, temperatures, room, target.stop_ids, generator, stop, 1.0, count, enough)
+    # What answers one prompt is held out together, or not: greedy answers to it are the same text. (Of a single prompt
+    # some are, for want of another.)
+    askings = [i % turns for i in places] if turns > 1 else places
+    if not prompts:
+        askings = [first + opened.index(prompt) for prompt in opened]
     return [
-        Dialogue(prompt + answer, len(prompt), temperature, is_held_out(i))
-        for i, prompt, answer, temperature in zip(range(first, first + size), opened, answers, temperatures)
+        Dialogue(prompt + answer, len(prompt), temperature, is_held_out(asking))
+        for asking, prompt, answer, temperature in zip(askings, opened, answers, temperatures)
     ]
 
 

@@ -7,8 +7,10 @@ is held against what the target knew.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -118,25 +120,26 @@ def loss_of(
 @torch.no_grad()
 def agreements(head: Network, embedding: Tensor, batches: Iterator[Batch]) -> Iterator[tuple[list[float], float]]:
     """Greedy, teacher-forced: the share of rows where the first i + 1 drafted tokens are all the target's likeliest,
-    for each i; and Σ min(p, q) at the first, which is what is accepted at temperature 1. Of the batches so far, after
-    each."""
+    for each i, rows whose answer ends before as those that go on; and Σ min(p, q) at the first, which is what is
+    accepted at temperature 1. Of the batches so far, after each."""
     count = positions(head)
-    hits, overlap, rows_seen = [0] * count, 0.0, 0
+    hits, judged, overlap = [0] * count, [0] * count, 0.0
     for batch in batches:
         drafted, table = draft(head, embedding, batch, count, LOOKED_AT, None)
         alive = torch.zeros_like(batch.counted[:, : batch.features.shape[1]].flatten())
         alive[drafted[0].rows] = True
-        rows_seen += len(drafted[0].rows)
         for i, each in enumerate(drafted[:count]):
             logits = each.states @ table.t()
             right = torch.zeros_like(alive)
+            judged[i] += int(alive[each.rows].sum())
             right[each.rows] = head.draft_ids[logits.argmax(-1)] == of_step(batch.best, batch, i, each.rows)
             alive &= right
             hits[i] += int(alive.sum())
             if i == 0:
                 q = logits.float().softmax(-1).gather(1, of_step(batch.teacher, batch, 0, each.rows))
                 overlap += float(torch.minimum(q, of_step(batch.probs, batch, 0, each.rows)).sum())
-        yield [hit / max(rows_seen, 1) for hit in hits], overlap / max(rows_seen, 1)
+        shares = (stood / max(of, 1) for stood, of in zip(hits, judged))
+        yield list(accumulate(shares, operator.mul)), overlap / max(judged[0], 1)
 
 
 class Learner:

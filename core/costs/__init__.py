@@ -257,6 +257,11 @@ def time_twice(target: Runner, n: int, context: int) -> tuple[float, float]:
     return first, _time(target, n)
 
 
+def displaced(after: CostTable, own: CostTable) -> float:
+    """By how many seconds passes are dearer behind another's than behind their own."""
+    return max(0.0, median(seconds - own.seconds[n] for n, seconds in after.seconds.items()))
+
+
 def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:
     """One after the other and all over again, so that a slow moment hits all alike; the first time is warm-up."""
     return [*lengths] * (repeats + 1)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from core.costs import table_of, time_twice
+from core.costs import displaced, table_of, time_twice
 from core.heads import KeysValues
 from core.heads.block import bytes_of
 from core.heads.dflash import DFlashNetwork
@@ -382,12 +381,11 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
     beside: dict[int, list[float]] = {n: [] for n in ROWS}
-    displaced: list[float] = []
+    after: dict[int, list[float]] = {n: [] for n in ROWS}
     for _ in range(repeats + 1):
         for n in ROWS:
-            behind, own = time_twice(target, n, context)
-            displaced.append(behind - own)
-            beside[n].append(own)
+            for samples, seconds in zip((after, beside), time_twice(target, n, context)):
+                samples[n].append(seconds)
             rows = features.take(context + n)
             (hidden, logits), seconds = _time(runner, lambda rows=rows, n=n: _block(runner, ones(n), rows))
             read[n].append(seconds)
@@ -395,8 +393,8 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
-    dearer = max(0.0, median(displaced))
-    return HeadCosts(table_of(read).scaled(1.0, dearer), table_of(draft), table_of(beside))
+    own = table_of(beside)
+    return HeadCosts(table_of(read).scaled(1.0, displaced(table_of(after), own)), table_of(draft), own)
 
 
 def _block(runner: Blocks | ParallelRunner, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.costs import CHAIN, CostTable, table_of, time_twice
+from core.costs import CHAIN, CostTable, displaced, table_of, time_twice
 from core.heads.block import FusedHead
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
@@ -128,12 +128,11 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
     beside: dict[int, list[float]] = {n: [] for n in ROWS}
-    displaced: list[float] = []
+    after: dict[int, list[float]] = {n: [] for n in ROWS}
     for _ in range(repeats + 1):
         for n in ROWS:
-            behind, own = time_twice(target, n, context)
-            displaced.append(behind - own)
-            beside[n].append(own)
+            for samples, seconds in zip((after, beside), time_twice(target, n, context)):
+                samples[n].append(seconds)
             rows = features.take(context + n)
             output, seconds = _time(runner, lambda rows=rows, n=n: runner.read(ones(n), rows)[-1:])
             read[n].append(seconds)
@@ -146,8 +145,8 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
                     draft[n][-1] = max(0.0, more - one) / CHAIN
             runner.truncate(context)
             target.truncate(context)
-    dearer = max(0.0, median(displaced))
-    return HeadCosts(table_of(read).scaled(1.0, dearer), table_of(draft), table_of(beside))
+    own = table_of(beside)
+    return HeadCosts(table_of(read).scaled(1.0, displaced(table_of(after), own)), table_of(draft), own)
 
 
 def _time_chain(runner: GraphHeadRunner, context: int, ids: Tensor, rows: Tensor, length: int) -> float:

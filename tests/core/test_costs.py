@@ -17,6 +17,7 @@ from core.costs import (
     CostTable,
     between_jumps,
     by_width,
+    displaced,
     median_table,
     time_exit,
     time_here,
@@ -94,6 +95,8 @@ def test_a_head_pushes_its_target_out_of_the_caches(machine):
     head.feed(torch.ones(1))
     assert time_twice(target, 2, 32) == (12.0 + COLD, 12.0)
     assert target.length == 34
+    cold, warm = CostTable({1: 9.0, 2: 4.0, 4: 7.0}), CostTable({1: 2.0, 2: 3.0, 4: 5.0})
+    assert (displaced(cold, warm), displaced(warm, cold)) == (2.0, 0.0)
 
 
 def test_a_head_costs_what_it_does_beside_its_target():

@@ -6,7 +6,6 @@ newest, and `advance` appends the newest of them and drafts behind them. No row 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from core.heads.graph import GraphHeadRunner
 from core.heads.native import BlockPrograms, NativeBlocks, why_not
 from core.heads.runner import REPEATS, ROWS, HeadCosts, HeadRunner
 from core.runners import Favourites, favourites_of
-from core.runners.clock import synchronise, timed_pass
+from core.runners.clock import timed, timed_pass
 from core.runners.products import Packed, Share
 from core.runners.program import Weight
 from core.sampling import likeliest
@@ -387,9 +386,11 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
             for samples, seconds in zip((after, beside), time_twice(target, n, context)):
                 samples[n].append(seconds)
             rows = features.take(context + n)
-            (hidden, logits), seconds = _time(runner, lambda rows=rows, n=n: _block(runner, ones(n), rows))
+            (hidden, logits), seconds = timed(runner.device, lambda rows=rows, n=n: _block(runner, ones(n), rows))
             read[n].append(seconds)
-            _, seconds = _time(runner, lambda found=(logits, hidden), n=n: [_draw(runner, *found) for _ in range(n)])
+            _, seconds = timed(
+                runner.device, lambda found=(logits, hidden), n=n: [_draw(runner, *found) for _ in range(n)]
+            )
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
@@ -408,11 +409,3 @@ def _draw(runner: Blocks | ParallelRunner, logits: Tensor, hidden: Tensor) -> No
     runner.confidence(hidden[:1], previous)
     if favourites_of(runner) is None:
         likeliest(row)
-
-
-def _time(runner: Blocks | ParallelRunner, work: Callable[[], Any]) -> tuple[Any, float]:
-    synchronise(runner.device)
-    start = time.perf_counter()
-    found = work()
-    synchronise(runner.device)
-    return found, time.perf_counter() - start

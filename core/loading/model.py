@@ -43,7 +43,7 @@ from core.costs.rounds import RoundCosts, exit_costs
 from core.errors import UserError
 from core.loading.alike import fingerprint, remember, seen_alike
 from core.runners.architecture import NativeNetwork, why_not
-from core.runners.clock import off_the_clock, synchronise
+from core.runners.clock import off_the_clock, timed
 from core.runners.dynamic import DynamicRunner, unlike
 from core.runners.graph import GraphRunner, fused_for, why_not_device, why_not_static
 from core.runners.native import NativeRunner
@@ -388,15 +388,9 @@ READ_BYTES, READS = 1 << 28, 5
 def read_bandwidth(device: torch.device, count: int, size: int = READ_BYTES) -> float:
     """Bytes a second that a device reads from memory, on so many threads of a CPU: the median of some sums over a
     buffer. Measured once in a process, in a fifth of a second."""
-    seconds = []
     with threads(count):
         buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
-        for _ in range(READS + 1):
-            synchronise(device)
-            start = time.perf_counter()
-            buffer.sum()
-            synchronise(device)
-            seconds.append(time.perf_counter() - start)
+        seconds = [timed(device, buffer.sum)[1] for _ in range(READS + 1)]
     return size / median(seconds[1:])
 
 

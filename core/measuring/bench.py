@@ -11,7 +11,6 @@ How near a pass comes to what the memory can deliver: at batch 1 a pass is littl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -32,7 +31,7 @@ from core.loading.pair import Pair
 from core.measuring.peers import Peer
 from core.progress import Progress, silent
 from core.records import SCHEMA, Run, Settings, Spread, repeats_itself, summarise
-from core.runners.clock import PassTimer, synchronise
+from core.runners.clock import PassTimer, timed
 from core.text import encode_prompt, read_prompts
 
 LENGTHS = (*range(1, 10), 12, 13, 16, 17)
@@ -321,11 +320,5 @@ def copy_bandwidth(device: torch.device, size: int = COPIED, repeats: int = 10) 
     """Bytes read plus bytes written per second while copying `size` random bytes on the device; median of repeats."""
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = []
-    for _ in range(repeats + 2):
-        synchronise(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
+    seconds = [timed(device, lambda: target.copy_(source))[1] for _ in range(repeats + 2)]
     return 2 * size / median(seconds[2:])

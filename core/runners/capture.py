@@ -10,7 +10,6 @@ CUDA, and where a capture fails or gives other numbers, the work is done eagerly
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from core.errors import first_line, out_of_memory
-from core.runners.clock import off_the_clock, synchronise
+from core.runners.clock import off_the_clock, synchronise, timed
 from core.runners.waits import WaitsRefused
 from core.runners.widths import LONGEST
 
@@ -212,13 +211,7 @@ def record(work: Callable[[], object], device: torch.device, stream: Any, pool: 
 def time_replays(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of work as a captured pass would do it, the median of a few; as it is where nothing can be captured."""
     replay = record(work, device, *aside(device)).replay if device.type == "cuda" else work
-    seconds = []
-    for _ in range(TIMED + 1):
-        synchronise(device)
-        start = time.perf_counter()
-        replay()
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
+    seconds = [timed(device, replay)[1] for _ in range(TIMED + 1)]
     return median(seconds[1:])
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 Feed = TypeVar("Feed", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class _Thread(threading.local):
@@ -45,6 +46,15 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` comes to, and the seconds until the device has done it."""
+    synchronise(device)
+    start = time.perf_counter()
+    found = work()
+    synchronise(device)
+    return found, time.perf_counter() - start
 
 
 class Clock:

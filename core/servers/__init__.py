@@ -14,16 +14,12 @@ server does not give is None, and its name stands in `missing`; nothing is estim
 
 from core.servers.connection import KEY_VARIABLE, SERVERS_VARIABLE, name_servers, refuse_public
 from core.servers.dialects import connect
-from core.servers.lane import ServerLane, open_lane, warm_up
-from core.servers.load import Level, Load, LoadStep, finish, load
+from core.servers.lane import open_lane, warm_up
+from core.servers.load import finish, load
 from core.servers.records import (
-    Parting,
     Server,
     ServerChunk,
-    ServerMetrics,
     ServerRun,
-    Speculation,
-    Timings,
     first_parting,
     measure_run,
     server_run_from_dict,
@@ -33,17 +29,9 @@ from core.servers.report import describe_crossing, gains, load_document, load_fr
 __all__ = [
     "KEY_VARIABLE",
     "SERVERS_VARIABLE",
-    "Level",
-    "Load",
-    "LoadStep",
-    "Parting",
     "Server",
     "ServerChunk",
-    "ServerLane",
-    "ServerMetrics",
     "ServerRun",
-    "Speculation",
-    "Timings",
     "connect",
     "describe_crossing",
     "finish",

@@ -27,6 +27,7 @@ from core.disk import folder_for_now, on_disk, require_room, user_folder, writab
 from core.errors import Cancelled, UserError, first_line
 from core.loading.gguf import Header, Kind, StoredTensor, is_gguf, read_header
 from core.loading.gguf_layout import Place, config_of, layout, quiet_transformers, read_by_us
+from core.loading.hub import has_all_weights
 from core.progress import Meter, Progress, Stop, never, silent
 
 VERSION = 1
@@ -36,6 +37,8 @@ SAMPLES, SAMPLE = 64, 65_536
 FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 ORIGIN = "origin.json"
+WRITTEN = (ORIGIN, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+"""Beside the weights and their config."""
 ELSEWHERE = "set XDG_CACHE_HOME to another folder, such as one on a larger disk"
 
 
@@ -97,14 +100,14 @@ def converted(file: Path) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether all was written, and nothing was cut off since; what is not whole is made anew."""
+    """Whether all was written, and nothing was cut off or cleaned away since; what is not whole is made anew."""
     try:
         for file in folder.glob("*.safetensors"):
             with safe_open(file, "np"):
                 pass
     except (OSError, SafetensorError):
         return False
-    return (folder / ORIGIN).is_file()
+    return has_all_weights(folder) and all((folder / name).is_file() for name in WRITTEN)
 
 
 def fingerprint(file: Path) -> str:

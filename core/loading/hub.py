@@ -86,7 +86,7 @@ def cached(name: str, revision: str | None = None) -> Path | None:
         )
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
-    return Path(found) if _is_whole(Path(found)) else None
+    return Path(found) if has_all_weights(Path(found)) else None
 
 
 @contextmanager
@@ -279,7 +279,7 @@ def _check_names(files: list[str], name: str) -> None:
     raise UserError(f"{name} has no .safetensors weights; choose a repository or folder that holds them.")
 
 
-def _is_whole(folder: Path) -> bool:
+def has_all_weights(folder: Path) -> bool:
     """Whether a snapshot has its config and all its weight files; a download that was stopped leaves some out."""
     shards = {path.name for path in folder.glob("*.safetensors")}
     if not shards or not (folder / "config.json").is_file():

@@ -134,6 +134,14 @@ def test_what_was_cut_short_in_the_cache_is_converted_anew(file):
     assert weights.read_bytes() == whole
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
+def test_what_was_cleaned_out_of_the_cache_is_converted_anew(file, name):
+    """By whoever removes files that nobody has read for long, one by one."""
+    (convert(file) / name).unlink()
+    assert converted(file) is None
+    assert (convert(file) / name).is_file()
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Exception("No space left (os error 28)")])
 def test_a_disk_that_fills_up_in_the_middle_is_told_in_a_sentence(file, monkeypatch, error):
     """Whether Python's own code meets it or that of a library in Rust."""

@@ -216,7 +216,7 @@ def read_header(file: Path, name: str) -> dict[str, Header]:
     """The tensors of a safetensors file."""
     try:
         return {key: Header(tensor["dtype"], tuple(tensor["shape"])) for key, tensor in header_of(file).items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UserError(f"{name} cannot be read: {file.name} is no safetensors file ({first_line(error)})") from error
 
 

@@ -384,13 +384,17 @@ def _metered(entries: Any, sizes: dict[str, int], meter: Meter) -> Iterator[Any]
 
 def header_of(file: Path) -> dict[str, Any]:
     """The tensors of a safetensors file as its header has them: eight bytes tell the length of a JSON text, then comes
-    that text. Raises OSError, ValueError or AttributeError for a file that is none."""
+    that text. Raises OSError, ValueError, LookupError, TypeError or AttributeError for a file that is none, or that was
+    cut short."""
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > min(LONGEST_HEADER, file.stat().st_size):
+        length, size = int.from_bytes(stream.read(8), "little"), file.stat().st_size
+        if length > min(LONGEST_HEADER, size):
             raise ValueError("its header is longer than the file")
         header = json.loads(stream.read(length))
-    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    if any(tensor["data_offsets"][1] > size - length - 8 for tensor in tensors.values()):
+        raise ValueError("it is shorter than its header says")
+    return tensors
 
 
 def tensor_bytes(folder: Path) -> dict[str, int]:
@@ -398,7 +402,7 @@ def tensor_bytes(folder: Path) -> dict[str, int]:
     say what is wrong."""
     sizes: dict[str, int] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             spans = {name: tensor["data_offsets"] for name, tensor in header_of(file).items()}
             sizes |= {name: end - start for name, (start, end) in spans.items()}
     return sizes

@@ -194,6 +194,12 @@ def test_a_config_that_cannot_be_is_told_before_anything_is_loaded(folder, entry
         inspect_pair(str(folder), device="cpu")
 
 
+def test_weights_that_were_cut_short_are_told_before_they_are_loaded(folder):
+    cut_short(folder)
+    with pytest.raises(UserError, match="shorter than its header says"):
+        inspect_pair(str(folder), device="cpu")
+
+
 def test_a_model_larger_than_the_memory_is_a_sentence_for_whoever_loads_it_alone(folder, monkeypatch):
     def no_memory(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 256000000000 bytes.")

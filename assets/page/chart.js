@@ -116,7 +116,7 @@ export class LineChart {
       return { name, x: x(at), y: y(value), at: Math.max(box.top + 4, y(value)) };
     });
     const right = Math.max(...ends.map((end) => end.x)); // beside no line, so each name has its line's colour before it
-    for (const { name, x: left, y: height, at } of pushedApart(ends)) {
+    for (const { name, x: left, y: height, at } of pushedApart(ends, box.bottom)) {
       yield shape("circle", { class: "curve-end", "data-lane": name, cx: left, cy: height, r: 3 });
       yield shape("rect", { class: "curve-end", "data-lane": name, x: right + 7, y: at - 1, width: 6, height: 3 });
       yield shape("text", { class: "curve-name", "data-lane": name, x: right + 17, y: at + 4 }, name);
@@ -124,9 +124,11 @@ export class LineChart {
   }
 }
 
-/** Names of one column at heights `at`, from above, each moved down where it would touch the one before. */
-export function pushedApart(ends) {
+/** Names of one column at heights `at`, from above, each moved down where it would touch the one before, and up again
+ * where the last would stand below `bottom`. */
+export function pushedApart(ends, bottom = Infinity) {
   const sorted = ends.map((end) => ({ ...end })).sort((a, b) => a.at - b.at || a.x - b.x);
   for (let i = 1; i < sorted.length; i += 1) sorted[i].at = Math.max(sorted[i].at, sorted[i - 1].at + NAME_HEIGHT);
+  sorted.forEach((end, i) => (end.at = Math.min(end.at, bottom - (sorted.length - 1 - i) * NAME_HEIGHT)));
   return sorted;
 }

@@ -86,7 +86,7 @@ class Curves extends LineChart {
       const [at, value] = points.at(-1);
       return { name, value, x: x(at), y: y(value), at: Math.max(box.top + 4, y(value)) };
     });
-    for (const { name, value, x: left, y: height, at } of pushedApart(ends)) {
+    for (const { name, value, x: left, y: height, at } of pushedApart(ends, box.bottom)) {
       yield shape("circle", { class: "curve-end", "data-lane": name, cx: left, cy: height, r: 3 });
       yield shape("text", { class: "curve-name", "data-lane": name, x: left + 8, y: at + 4 }, this.text(name, value));
     }
@@ -191,8 +191,8 @@ class Training {
     this.speed.clear();
     for (const lane of Object.values(this.lanes)) lane.clear();
     for (const name of ["speed", "accepted", "seen", "left"]) this.figure(name, "\u2013");
-    this.lanes.before.pane.hint("An answer as the head drafts it before this training; soon here.");
-    this.lanes.now.pane.hint("The same answer as the head drafts it by then, every so often.");
+    this.lanes.before.pane.hint("How the head drafts an answer before this training; soon here.");
+    this.lanes.now.pane.hint("How it drafts the same answer now, anew from time to time.");
     this.figure("speed", "\u2013", "known after its first steps");
     delete this.root.dataset.won;
     this.fill(0);

@@ -141,6 +141,19 @@ def test_keys_run_and_stop(page: Any, engine: Any) -> None:
     assert status(page).startswith("Stopped")
 
 
+MARKS_OVER_LINES = """() => {
+    const stream = document.querySelector("#speculative-stream");
+    let most = 0;
+    for (let width = 160; width < 480; width += 4) {
+        stream.style.width = width + "px";
+        most = Math.max(most, [...stream.querySelectorAll(".mark")].filter(m => m.getClientRects().length > 1).length);
+    }
+    stream.style.width = "";
+    return most;
+}"""
+"""How many marks a line's end parts from their number, at the worst of many widths."""
+
+
 def test_refused_guesses_fold_into_a_mark(raced: Any) -> None:
     """What stands reads as text; the rest opens on hover, with its round, or by one switch."""
     page = raced
@@ -149,6 +162,7 @@ def test_refused_guesses_fold_into_a_mark(raced: Any) -> None:
     assert not any(struck.nth(i).is_visible() for i in range(struck.count()))
     numbers = [int(text[1:]) for text in marks.all_inner_texts()]
     assert sum(numbers) == struck.count() and all(numbers)
+    assert page.evaluate(MARKS_OVER_LINES) == 0
     page.evaluate("document.querySelector('#speculative-stream').scrollTop = 0")
     marks.first.hover()
     guesses = "guess" if numbers[0] == 1 else "guesses"

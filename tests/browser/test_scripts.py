@@ -191,6 +191,8 @@ def test_names_at_the_ends_of_lines_do_not_touch(call: Call) -> None:
     ends = [{"name": "b", "x": 0, "at": 12}, {"name": "a", "x": 300, "at": 10}, {"name": "low", "x": 0, "at": 90}]
     moved = call("page/chart.js", "m.pushedApart(given)", ends)
     assert [(end["name"], end["at"]) for end in moved] == [("a", 10), ("b", 23), ("low", 90)]
+    within = call("page/chart.js", "m.pushedApart(given, 95)", [*ends, {"name": "lower", "x": 0, "at": 92}])
+    assert [(end["name"], end["at"]) for end in within] == [("a", 10), ("b", 23), ("low", 82), ("lower", 95)]
 
 
 @pytest.mark.parametrize(("down", "order"), [(True, [3, 1, 2, 4]), (False, [1, 3, 2, 4])])

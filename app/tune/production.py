@@ -250,7 +250,7 @@ def llama_cpp(deployment: Deployment) -> Recipe:
             "Run here with the bundled head, in a file that we wrote: the conversion is unproven. llama.cpp reads "
             "heads for the families that its docs/speculative.md names."
         )
-        notes += _one_drafter(deployment)
+        notes += [] if types[0] == "ngram-simple" else _one_drafter(deployment)
         if deployment.settings.temperature > 0:
             notes.append(
                 "A head's token stands where it equals the one llama.cpp draws itself: at a temperature fewer stand "

@@ -240,6 +240,14 @@ def test_sglang_verifies_the_draft_and_the_token_before_it():
     assert not sglang(Deployment(HUB, 4, "bf16", "bf16", same_tokens=False)).command
 
 
+def test_llama_cpp_mixes_ngrams_with_a_head_and_says_nothing_else():
+    own = Deployment(replace(HUB, draft="/a/head", method="ngram+head"), 4, "bf16", "bf16", head_folder="/a/head")
+    mixed, alone = llama_cpp(own), vllm(own)
+    assert "--spec-type ngram-simple,draft-eagle3" in mixed.command
+    assert not any("one drafter at a time" in note for note in mixed.notes)
+    assert any("one drafter at a time" in note for note in alone.notes)
+
+
 def test_llama_cpp_converts_both_models_first():
     recipe = llama_cpp(Deployment(HUB, 4, "nf4", "nf4"))
     *conversions, serve = recipe.command.split("\nllama-server")

@@ -133,15 +133,15 @@ def draft_step(run: Run, trace: RoundTrace) -> str:
 
 def _why_it_ended(round_: Round) -> str:
     """Of a draft that auto has ended; nothing of one that was as long as asked."""
-    before = "That was decided before the token was drawn, from nothing that it turned out to be."
+    before = "That was decided before the next token was drawn, not after looking at it."
     if round_.refused is not None:
         return (
-            f"It ended there because of the next token the drafter gave even the likeliest only "
-            f"{probability(round_.refused)}: to draft and check another would have cost more than it brings. {before}"
+            "The draft ended there: the drafter gave even its likeliest next token only "
+            f"{probability(round_.refused)}, so to draft and check it would have cost more than it brings. {before}"
         )
     if round_.ended == "odds":
         return (
-            "It ended there because it was uncertain enough that all of these stand: another pass of the drafter would "
+            "The draft ended there: it was too uncertain that all of these stand, so another pass of the drafter would "
             f"have cost more than it brings. {before}"
         )
     return ""
@@ -289,8 +289,8 @@ def rows_step(run: Run, trace: RoundTrace) -> str:
     made = html.shapes(of_trace(trace, "final norm", "logits", "rows to judge by")) if trace.tensors else ""
     first = trace.target_cache.before
     then = (
-        "and the row of a drafted token judges all its continuations; a leaf's row judges nothing: a free one."
+        "and the row of a drafted token judges all its continuations; a leaf's row judges nothing and may give a bonus."
         if max(len(row.judges) for row in trace.rows) > 1
-        else "the row of the first draft judges the second, and the row after the last judges nothing: the free one."
+        else "the row of the first draft judges the second, and the row of the last judges nothing: it is for a bonus."
     )
     return html.logits(each, then, first, trace.fed, made, rows)

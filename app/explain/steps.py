@@ -191,7 +191,7 @@ def emit_step(run: Run, trace: RoundTrace) -> str:
         found = _corrected(run, round_, emitted)
     if ignored:
         what, they = ("One more draft was", "it was") if ignored == 1 else (f"{ignored} more drafts were", "they were")
-        found += html.p(f"{what} never judged: ignored, which says nothing of how good {they}.", "note")
+        found += html.p(f"{what} never judged, which says nothing about how good {they}.", "note")
     return found
 
 

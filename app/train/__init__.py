@@ -180,7 +180,7 @@ class Train:
         fields = [gr.update(value=text, visible=True) for text in named]
         method = method_of(kind_of(kept))
         wanted = {"method": method.name, "draft_length": length, **dict(zip(NAMED, named))}
-        said = f"Race it chose in the side panel: the new head as draft, method {method.label}, draft length {length}."
+        said = f"“Race it” changed your settings: the new head as draft, method {method.label}, draft length {length}."
         run = json_text({"id": uuid4().hex, "controls": wanted})
         shown = gr.update(visible=True), f'<p role="status">{escape(said)}</p>'
         return [run, OTHER, *fields, length, gr.Tabs(selected="playground"), *shown]
@@ -275,7 +275,7 @@ class Train:
                 max_lines=2,
                 max_length=MOST_PROMPTS,
                 elem_id="train-prompts",
-                placeholder="Leave it empty: the target writes prompts for itself.",
+                placeholder="None: the target writes its own.",
                 scale=1,
             )
             kind = gr.Radio(

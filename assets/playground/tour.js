@@ -39,8 +39,8 @@ const several = (count, word) => count + " " + word + (count === 1 ? "" : "s");
 function guess(round, { guesser, greedy }) {
   const [first] = round.drafted;
   const parts = [
-    "Models write in ", term("tokens"), ": words or pieces of words. To run the large model, the target, once is a ",
-    term("pass"), ", which usually gives one token. So first " + guesser + " guesses how the text goes on, which is quick. ",
+    "Models write in ", term("tokens"), ": words or pieces of words. One run of the large model, the target, is a ",
+    term("pass"), " and usually gives one token. So first " + guesser + " guesses how the text goes on, which is quick. ",
     "Here it guessed " + several(round.drafted.length, "token") + ", beginning with ", chip(first), ".",
   ];
   if (greedy) return parts;

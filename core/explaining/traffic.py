@@ -80,7 +80,8 @@ def describe_bandwidth(run: Run, traffic: Traffic) -> str:
             "operation, and arithmetic: it is not reading weights that sets the speed here."
         )
     if share < MOSTLY:
-        return f"{said}reading takes {share:.0%} of the time, arithmetic and overhead the rest: neither sets the speed."
+        shares = f"reading takes {share:.0%} of the time, arithmetic and overhead the rest"
+        return f"{said}{shares}, so neither alone sets the speed."
     return f"{said}reading is {share:.0%} of the time, so it sets the speed here."
 
 

@@ -71,7 +71,7 @@ def test_a_head_is_trained_stopped_resumed_and_raced(app: str, visit: Any) -> No
     wait_idle(page)
     assert page.is_checked('#method input[value="head"]')
     assert "Identical" in status(page)
-    assert "Race it chose in the side panel: the new head as draft, method Trained head" in page.inner_text("#lent")
+    assert "“Race it” changed your settings: the new head as draft, method Trained head" in page.inner_text("#lent")
     page.click("#lent button")
     page.wait_for_selector("#lent", state="hidden")
     expect(page.locator('#method input[value="ngram"]')).to_be_checked()

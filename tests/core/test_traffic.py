@@ -110,7 +110,7 @@ def test_traffic_of_a_run_added_up_by_hand():
     [
         (0.5, "more than memory delivers"),
         (1.2, "so it sets the speed here"),
-        (2.2, "neither sets"),
+        (2.2, "neither alone sets"),
         (9.1, "overhead"),
         (None, None),
     ],

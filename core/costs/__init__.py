@@ -78,10 +78,10 @@ class CostTable:
         """With the lengths of another table; `following` stays."""
         return CostTable({**self.seconds, **other.seconds}, self.following)
 
-    def scaled(self, factor: float, more: float = 0.0) -> CostTable:
-        """Each pass `more` seconds dearer, and then all by a factor."""
+    def scaled(self, factor: float) -> CostTable:
+        """Each pass dearer by a factor."""
         following = None if self.following is None else self.following * factor
-        return CostTable({n: (seconds + more) * factor for n, seconds in self.seconds.items()}, following)
+        return CostTable({n: seconds * factor for n, seconds in self.seconds.items()}, following)
 
     @classmethod
     def from_dict(cls, costs: Mapping[str, float], following: float | None = None) -> CostTable:
@@ -249,17 +249,11 @@ def _time_from(runner: Runner, n: int, context: int) -> float:
     return seconds
 
 
-def time_twice(target: Runner, n: int, context: int) -> tuple[float, float]:
-    """Seconds of a pass over n tokens behind `context`: right behind whatever ran last, and behind another of its own,
-    whose weights are still in the processor's caches. The tokens stay fed."""
-    first = _time(target, n)
+def time_again(target: Runner, n: int, context: int) -> float:
+    """Seconds of a pass over n tokens behind `context`, right behind another of its own. The tokens stay fed."""
+    target.feed(_ids(target, n))
     target.truncate(context)
-    return first, _time(target, n)
-
-
-def displaced(after: CostTable, own: CostTable) -> float:
-    """By how many seconds passes are dearer behind another's than behind their own."""
-    return max(0.0, median(seconds - own.seconds[n] for n, seconds in after.seconds.items()))
+    return _time(target, n)
 
 
 def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.costs import displaced, table_of, time_twice
+from core.costs import table_of, time_again
 from core.heads import KeysValues
 from core.heads.block import bytes_of
 from core.heads.dflash import DFlashNetwork
@@ -367,7 +367,7 @@ def in_blocks(runner: Any) -> Blocks | ParallelRunner:
 
 @torch.inference_mode()
 def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repeats: int = REPEATS) -> HeadCosts:
-    """Blocks drafted behind passes of the target's runner, each pushing the other out of the processor's caches: `read`
+    """Blocks drafted behind passes of the target's runner, which push the drafter out of the processor's caches: `read`
     has a whole block with its logits, behind n new rows, and `draft` what drawing n tokens adds."""
     head = runner.head
     features = target.watch(head.layers)
@@ -380,11 +380,9 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
     beside: dict[int, list[float]] = {n: [] for n in ROWS}
-    after: dict[int, list[float]] = {n: [] for n in ROWS}
     for _ in range(repeats + 1):
         for n in ROWS:
-            for samples, seconds in zip((after, beside), time_twice(target, n, context)):
-                samples[n].append(seconds)
+            beside[n].append(time_again(target, n, context))
             rows = features.take(context + n)
             (hidden, logits), seconds = timed(runner.device, lambda rows=rows, n=n: _block(runner, ones(n), rows))
             read[n].append(seconds)
@@ -394,8 +392,7 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
-    own = table_of(beside)
-    return HeadCosts(table_of(read).scaled(1.0, displaced(table_of(after), own)), table_of(draft), own)
+    return HeadCosts(table_of(read), table_of(draft), table_of(beside))
 
 
 def _block(runner: Blocks | ParallelRunner, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.costs import CHAIN, CostTable, displaced, table_of, time_twice
+from core.costs import CHAIN, CostTable, table_of, time_again
 from core.heads.block import FusedHead
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
@@ -82,9 +82,9 @@ class HeadRunner:
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """Seconds of a pass that reads n rows of features and proposes one token, `read`, with those by which it makes the
-    target's pass behind it dearer; and of one that drafts on from n of its own outputs and proposes after each,
-    `draft`. `beside`: of passes of the target in between, behind others of its own."""
+    """Seconds of a pass that reads n rows of features and proposes one token, `read`; and of one that drafts on from n
+    of its own outputs and proposes after each, `draft`. `beside`: of passes of the target in between,
+    behind others of its own."""
 
     read: CostTable
     draft: CostTable
@@ -115,7 +115,7 @@ def runner_of(head: AnyHead, capacity: int = 512) -> AnyHeadRunner:
 
 @torch.inference_mode()
 def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = REPEATS) -> HeadCosts:
-    """Passes of a head behind passes of its target's runner, each of which pushes the other out of the processor's
+    """Passes of a head behind passes of its target's runner, which push it out of the processor's
     caches. Where chains are captured, one of them is timed: what a token more takes of it, its draw included, is a pass
     over one output."""
     features = target.watch(runner.head.layers)
@@ -128,11 +128,9 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
     beside: dict[int, list[float]] = {n: [] for n in ROWS}
-    after: dict[int, list[float]] = {n: [] for n in ROWS}
     for _ in range(repeats + 1):
         for n in ROWS:
-            for samples, seconds in zip((after, beside), time_twice(target, n, context)):
-                samples[n].append(seconds)
+            beside[n].append(time_again(target, n, context))
             rows = features.take(context + n)
             output, seconds = _time(runner, lambda rows=rows, n=n: runner.read(ones(n), rows)[-1:])
             read[n].append(seconds)
@@ -145,8 +143,7 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
                     draft[n][-1] = max(0.0, more - one) / CHAIN
             runner.truncate(context)
             target.truncate(context)
-    own = table_of(beside)
-    return HeadCosts(table_of(read).scaled(1.0, displaced(table_of(after), own)), table_of(draft), own)
+    return HeadCosts(table_of(read), table_of(draft), table_of(beside))
 
 
 def _time_chain(runner: GraphHeadRunner, context: int, ids: Tensor, rows: Tensor, length: int) -> float:

@@ -78,11 +78,6 @@ class CostTable:
         """With the lengths of another table; `following` stays."""
         return CostTable({**self.seconds, **other.seconds}, self.following)
 
-    def scaled(self, factor: float) -> CostTable:
-        """Each pass dearer by a factor."""
-        following = None if self.following is None else self.following * factor
-        return CostTable({n: seconds * factor for n, seconds in self.seconds.items()}, following)
-
     @classmethod
     def from_dict(cls, costs: Mapping[str, float], following: float | None = None) -> CostTable:
         return cls({int(n): seconds for n, seconds in costs.items()}, following)
@@ -247,13 +242,6 @@ def _time_from(runner: Runner, n: int, context: int) -> float:
     seconds = _time(runner, n)
     runner.truncate(context)
     return seconds
-
-
-def time_again(target: Runner, n: int, context: int) -> float:
-    """Seconds of a pass over n tokens behind `context`, right behind another of its own. The tokens stay fed."""
-    target.feed(_ids(target, n))
-    target.truncate(context)
-    return _time(target, n)
 
 
 def _in_turn(repeats: int, lengths: Sequence[int]) -> list[int]:

@@ -193,7 +193,7 @@ def measured_passes(pair: Pair, settings: Settings, at_once: int = 1) -> PassCos
         exits = {layers: replace(costs, target=target) for layers, costs in exits.items()}
     if at_once > 1 and draft and pair.draft and pair.draft.in_slots:
         draft |= pair.draft.measure_at_once(at_once)
-    return PassCosts(target, target if draft else None, draft, exits, head and head.paced(target))
+    return PassCosts(target, target if draft else None, draft, exits, head)
 
 
 def known_costs(pair: Pair) -> RoundCosts | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.costs import table_of, time_again
+from core.costs import table_of
 from core.heads import KeysValues
 from core.heads.block import bytes_of
 from core.heads.dflash import DFlashNetwork
@@ -379,10 +379,9 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
     runner.read(ones(context), features.take(context))
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
-    beside: dict[int, list[float]] = {n: [] for n in ROWS}
     for _ in range(repeats + 1):
         for n in ROWS:
-            beside[n].append(time_again(target, n, context))
+            target.feed(ones(n))
             rows = features.take(context + n)
             (hidden, logits), seconds = timed(runner.device, lambda rows=rows, n=n: _block(runner, ones(n), rows))
             read[n].append(seconds)
@@ -392,7 +391,7 @@ def time_blocks(target: Any, runner: Blocks | ParallelRunner, context: int, repe
             draft[n].append(seconds)
             runner.truncate(context)
             target.truncate(context)
-    return HeadCosts(table_of(read), table_of(draft), table_of(beside))
+    return HeadCosts(table_of(read), table_of(draft))
 
 
 def _block(runner: Blocks | ParallelRunner, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from core.costs import CHAIN, CostTable, table_of, time_again
+from core.costs import CHAIN, CostTable, table_of
 from core.heads.block import FusedHead
 from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
@@ -83,20 +82,10 @@ class HeadRunner:
 @dataclass(frozen=True)
 class HeadCosts:
     """Seconds of a pass that reads n rows of features and proposes one token, `read`; and of one that drafts on from n
-    of its own outputs and proposes after each, `draft`. `beside`: of passes of the target in between,
-    behind others of its own."""
+    of its own outputs and proposes after each, `draft`."""
 
     read: CostTable
     draft: CostTable
-    beside: CostTable | None = None
-
-    def paced(self, target: CostTable) -> HeadCosts:
-        """As they would have been measured when the target's passes were: a moment in which the machine is busy makes
-        all passes dearer, and only what they cost beside each other decides."""
-        if self.beside is None:
-            return self
-        pace = median(target(n) / seconds for n, seconds in self.beside.seconds.items())
-        return HeadCosts(self.read.scaled(pace), self.draft.scaled(pace))
 
     def to_dict(self) -> dict[str, Any]:
         return {"read": self.read.to_dict(), "draft": self.draft.to_dict()}
@@ -115,9 +104,8 @@ def runner_of(head: AnyHead, capacity: int = 512) -> AnyHeadRunner:
 
 @torch.inference_mode()
 def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = REPEATS) -> HeadCosts:
-    """Passes of a head behind passes of its target's runner, which push it out of the processor's
-    caches. Where chains are captured, one of them is timed: what a token more takes of it, its draw included, is a pass
-    over one output."""
+    """Passes of a head behind passes of its target's runner, which push it out of the processor's caches. Where chains
+    are captured, one of them is timed: what a token more takes of it, its draw included, is a pass over one output."""
     features = target.watch(runner.head.layers)
 
     def ones(n: int) -> Tensor:
@@ -127,10 +115,9 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
     runner.read(ones(context), features.take(context))
     read: dict[int, list[float]] = {n: [] for n in ROWS}
     draft: dict[int, list[float]] = {n: [] for n in ROWS}
-    beside: dict[int, list[float]] = {n: [] for n in ROWS}
     for _ in range(repeats + 1):
         for n in ROWS:
-            beside[n].append(time_again(target, n, context))
+            target.feed(ones(n))
             rows = features.take(context + n)
             output, seconds = _time(runner, lambda rows=rows, n=n: runner.read(ones(n), rows)[-1:])
             read[n].append(seconds)
@@ -143,7 +130,7 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
                     draft[n][-1] = max(0.0, more - one) / CHAIN
             runner.truncate(context)
             target.truncate(context)
-    return HeadCosts(table_of(read), table_of(draft), table_of(beside))
+    return HeadCosts(table_of(read), table_of(draft))
 
 
 def _time_chain(runner: GraphHeadRunner, context: int, ids: Tensor, rows: Tensor, length: int) -> float:

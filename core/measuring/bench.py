@@ -118,8 +118,7 @@ def measure_costs(pair: Pair, exits: Iterable[int] = (), repeats: int = 3) -> Pa
         layers: exit_costs(*pair.target.time_exit(layers, repeats, LENGTHS)) for layers in exits
     }
     head = pair.head.time_passes(pair.target, repeats) if pair.head else None
-    drafted = pair.time_rounds(repeats, LENGTHS) if pair.draft else (None, None)
-    return PassCosts(target, *drafted, tables, head and head.paced(target))
+    return PassCosts(target, *(pair.time_rounds(repeats, LENGTHS) if pair.draft else (None, None)), tables, head)
 
 
 def _pooled(measured: Sequence[PassCosts]) -> PassCosts:

@@ -18,7 +18,6 @@ from core.costs import (
     between_jumps,
     by_width,
     median_table,
-    time_again,
     time_exit,
     time_here,
     time_passes,
@@ -28,7 +27,6 @@ from core.costs import (
 from core.costs.rounds import RoundCosts, count_nodes
 from core.drafting.length import Adaptive, Growing
 from core.drafting.tree import MOST_NODES, AdaptiveShape
-from core.heads.runner import HeadCosts
 from core.loading.model import Model
 from core.runners.graph import GraphRunner
 from core.runners.widths import width_for
@@ -85,21 +83,6 @@ def test_in_a_round_each_model_comes_behind_the_other(machine):
     assert drafting.following == 2.0
     assert set(target.begun[1:]) == {32}
     assert target.length == draft.length == 32
-
-
-def test_a_target_is_timed_behind_itself_beside_its_head(machine):
-    target, head = FakeRunner(machine, 10.0), FakeRunner(machine, 1.0)
-    target.feed(torch.ones(32))
-    head.feed(torch.ones(1))
-    assert time_again(target, 2, 32) == 12.0
-    assert target.length == 34
-
-
-def test_a_head_costs_what_it_does_beside_its_target():
-    """Whatever the machine was doing when it was measured, which was not when the target's table was."""
-    quiet, table = HeadCosts(CostTable({1: 2.0}), CostTable({1: 1.0})), CostTable({1: 8.0, 2: 10.0})
-    busy = HeadCosts(CostTable({1: 6.0}), CostTable({1: 3.0}), CostTable({1: 24.0, 2: 30.0}))
-    assert busy.paced(table) == quiet == quiet.paced(table)
 
 
 def test_a_slow_moment_makes_no_pass_dearer(machine, monkeypatch):

@@ -142,7 +142,8 @@ class Compare:
         started = (own.target, own.draft) == (self.engine.settings.target, self.engine.settings.draft)
         models = {"target": "", "draft": ""} if started else {"target": own.target or "", "draft": own.draft or ""}
         found = {**models, **{name: getattr(own, name) for name in TAKEN if name not in models}}
-        label = f"Use lane {best['lane']}" + ("" if level_with(comparison, best) else ", the fastest")
+        leads = best["faster"] is not False and not level_with(comparison, best)
+        label = f"Use lane {best['lane']}" + (", the fastest" if leads else "")
         return gr.update(visible=True, value=label), found
 
     def _events(

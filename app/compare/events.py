@@ -364,6 +364,7 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
         return stopped + (server or "No lane came far enough to be compared.")
     over = f", median of {best['prompts']} prompts" if best["prompts"] > 1 else ""
     which = "the fastest of this page\u2019s lanes" if server else "the fastest"
+    which = "the fastest of those chosen" if best["faster"] is False else which
     speed = f"{best['tokens_per_second']['median']:.0f} tokens/s{over}"
     if level := level_with(comparison, best):
         others = [each for each in comparison.contenders if each.number in level]
@@ -391,6 +392,8 @@ def _over_plain(best: dict[str, Any]) -> str:
         return ". It drafted nothing, so it did what plain decoding does"
     if best["faster"] is None:
         return ", about as fast as plain decoding of its own target"
+    if not best["faster"]:
+        return f", and slower than plain decoding of its own target ({ratio['median']:.2f}×)"
     return f", {ratio['median']:.2f}× plain decoding of its own target"
 
 

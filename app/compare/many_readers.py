@@ -17,7 +17,7 @@ from app.serving.turns import Event, Stop, guarded, with_device
 from app.serving.visit import Visit
 from app.tokens.charts import SERIES, Chart, Style, add_line, figure
 from core.errors import UserError
-from core.servers import connect, describe_crossing, gains, load, load_document, load_from_document
+from core.servers import connect, describe_gains, gains, load, load_document, load_from_document
 from core.servers.load import Load
 from core.servers.report import describe_same, label, notes, same_texts
 from core.text import Prompt
@@ -121,9 +121,7 @@ def _progress(event: Event) -> str:
 
 def _result(found: Load, number: int) -> str:
     """What the figures say, the crossing first; `number`: as which entry the visit keeps it."""
-    first = (
-        describe_crossing(gains(found)) or "One server alone: name its plain counterpart in another lane to compare."
-    )
+    first = describe_gains(found) or "One server alone: name its plain counterpart in another lane to compare."
     said = [*(describe_same(each, found) for each in same_texts(found)), *notes(found)]
     if found.stopped:
         said.insert(0, "Stopped early: only what was measured until then is shown.")

@@ -4,7 +4,7 @@
     open_lane      one answer as it streams, chunk by chunk; `lane.run` is the ServerRun it grows into
     warm_up        a short answer that does not count, before those that do
     load           the same prompts at one reader and at many, step by step
-    gains          the speed-up at each number of readers, and describe_crossing, where it turns into a loss
+    gains          the speed-up at each number of readers, and describe_gains, where it turns into a loss
     first_parting  where the greedy texts of two servers part
     refuse_public  what a page for strangers asks before anything else
 
@@ -24,7 +24,7 @@ from core.servers.records import (
     measure_run,
     server_run_from_dict,
 )
-from core.servers.report import describe_crossing, gains, load_document, load_from_document, server_table
+from core.servers.report import describe_gains, gains, load_document, load_from_document, server_table
 
 __all__ = [
     "KEY_VARIABLE",
@@ -33,7 +33,7 @@ __all__ = [
     "ServerChunk",
     "ServerRun",
     "connect",
-    "describe_crossing",
+    "describe_gains",
     "finish",
     "first_parting",
     "gains",

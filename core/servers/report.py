@@ -24,11 +24,16 @@ class Gain:
 
 
 def roles(load: Load) -> tuple[int, int] | None:
-    """(speculative, plain): of two servers the one that drafts, and the one that does not; where that does not tell
-    them apart, the second and the first. None unless there are two."""
-    if len(load.servers) != 2:
+    """(speculative, plain): of two servers the one that drafts, and the one that does not; where neither is known to,
+    the second and the first. None unless there are two, or where both draft."""
+    if len(load.servers) != 2 or both_draft(load):
         return None
-    return (0, 1) if _drafts(load, 0) and not _drafts(load, 1) else (1, 0)
+    return (0, 1) if _drafts(load, 0) else (1, 0)
+
+
+def both_draft(load: Load) -> bool:
+    """Whether there are two servers and neither is plain."""
+    return len(load.servers) == 2 and _drafts(load, 0) and _drafts(load, 1)
 
 
 def _drafts(load: Load, server: int) -> bool:
@@ -71,6 +76,13 @@ def describe_crossing(found: Sequence[Gain]) -> str:
         )
     costs = " and ".join(str(gain.readers) for gain, loses in zip(found, losing) if loses)
     return f"Speculation costs you at {costs} readers and pays at the others: there is no one crossing."
+
+
+def describe_gains(load: Load) -> str:
+    """The same of a measurement, or why it cannot be told."""
+    if both_draft(load):
+        return "Both servers draft, so neither is plain: start one without speculation to see what it brings."
+    return describe_crossing(gains(load))
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ def load_document(load: Load) -> dict[str, Any]:
         "levels": [level.to_dict() for level in load.levels],
         "rows": [row(load, server) for server in range(len(load.servers))],
         "gains": [asdict(gain) for gain in found],
-        "crossing": describe_crossing(found) or None,
+        "crossing": describe_gains(load) or None,
         "same_text": [asdict(same) for same in same_texts(load)],
         "notes": notes(load),
         "stopped": load.stopped,
@@ -236,7 +248,7 @@ def server_table(load: Load) -> str:
             lines.append(f"{found['name']} does not say how many tokens it wrote: chunks of text are counted instead.")
     if len(load.readers) > 1:
         lines += ["", *_by_readers(load, width)]
-    lines += ["", *filter(None, [describe_crossing(gains(load))])]
+    lines += ["", *filter(None, [describe_gains(load)])]
     lines += [describe_same(found, load) for found in same_texts(load)]
     lines += notes(load)
     if load.stopped:

@@ -258,8 +258,11 @@ def test_progress_counts_runs() -> None:
 
 def test_nothing_is_called_fastest_that_the_noise_may_have_made_so() -> None:
     """Lanes that one prompt does not separate are about as fast; a lane that drafted nothing does what plain does."""
-    told = of(run([lane("draft"), lane("plain")], PROMPTS[:1])[0], "result")[0]
+    events, alone = run([lane("draft"), lane("plain")], PROMPTS[:1])
+    told = of(events, "result")[0]
     assert "Lane 1, Draft model, is the fastest" in told["text"] and "× plain decoding" in told["text"]
+    behind = [{**alone.rows()[0], "faster": False}]
+    assert "and slower than plain decoding of its own target" in conclusion(alone, behind)
     assert [(row["faster"], row["drafted"] > 0) for row in told["rows"]] == [(True, True), (None, False)]
     events, comparison = run([lane("draft"), lane("draft", draft_length=4), lane("plain")], PROMPTS[:1])
     level = of(events, "result")[0]

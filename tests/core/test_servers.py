@@ -25,7 +25,7 @@ from core.servers import (
     ServerChunk,
     ServerRun,
     connect,
-    describe_crossing,
+    describe_gains,
     finish,
     first_parting,
     gains,
@@ -43,8 +43,8 @@ from core.servers.counters import at_least, between, read_counters
 from core.servers.dialects import listener, recognise
 from core.servers.fields import amount, whole
 from core.servers.lane import ask
-from core.servers.load import _Answer, _sum_up, check_readers, measure_level
-from core.servers.report import Gain, server_table
+from core.servers.load import Load, _Answer, _sum_up, check_readers, measure_level
+from core.servers.report import Gain, describe_crossing, roles, server_table
 from core.settings import Settings
 
 DIALECTS = ("vLLM", "SGLang", "llama.cpp", "OpenAI-compatible")
@@ -544,11 +544,18 @@ def test_load_is_measured_level_by_level():
         plainly, drafted = (next(at for at in found.of(n) if at.readers == gain.readers) for n in (0, 1))
         assert gain.ratio == drafted.tokens_per_second / plainly.tokens_per_second
     document = json.loads(json.dumps(load_document(found), allow_nan=False))
-    assert document["crossing"] == describe_crossing(gains(found)) != ""
+    assert document["crossing"] == describe_gains(found) == describe_crossing(gains(found)) != ""
     assert document["same_text"][0]["same"] == 3 and len(document["server_runs"]) == 6
     assert any("sent up to 3 times" in note for note in document["notes"])
     shown = server_table(found)
     assert "wrote the same for all 3 prompts" in shown and document["crossing"] in shown
+
+
+def test_of_two_servers_that_both_draft_neither_is_called_plain():
+    drafting = replace(A_SERVER, drafter="eagle")
+    both, one = (Load([first, drafting], 1, SETTINGS, [1], 1) for first in (drafting, A_SERVER))
+    assert roles(both) is None and describe_gains(both).startswith("Both servers draft")
+    assert roles(one) == (1, 0) and describe_gains(one) == ""  # nothing is measured yet
 
 
 def test_what_had_come_of_answers_that_a_level_cuts_off_counts_with_their_time():

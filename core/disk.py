@@ -63,6 +63,17 @@ def free_space(folder: Path) -> int:
     raise UserError(f"{folder} cannot be made: neither it nor anything above it is there; name another place.")
 
 
+@contextmanager
+def made_whole(file: Path) -> Iterator[Path]:
+    """A place to write a file at, which takes the name in one move: whoever is killed leaves what was there before."""
+    beside = file.with_suffix(".new")
+    try:
+        yield beside
+        os.replace(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def write_whole(file: Path, text: str) -> None:
     """Put a text in a file's place at once: who reads meanwhile, or after a kill, finds the old one or the new."""
     with made_whole(file) as beside:
@@ -75,17 +86,6 @@ def require_room(what: str, folder: Path, needed: int, advice: str) -> None:
         raise UserError(
             f"{what} needs {in_bytes(needed)} more in {folder}, and {in_bytes(free)} are free there; {advice}."
         )
-
-
-@contextmanager
-def made_whole(file: Path) -> Iterator[Path]:
-    """A place to write a file at, which takes the name in one move: whoever is killed leaves what was there before."""
-    beside = file.with_suffix(".new")
-    try:
-        yield beside
-        os.replace(beside, file)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def is_full(error: OSError) -> bool:

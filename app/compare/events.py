@@ -363,8 +363,7 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
     if best is None:
         return stopped + (server or "No lane came far enough to be compared.")
     over = f", median of {best['prompts']} prompts" if best["prompts"] > 1 else ""
-    which = "the fastest of this page\u2019s lanes" if server else "the fastest"
-    which = "the fastest of those chosen" if best["faster"] is False else which
+    of = " of those chosen" if best["faster"] is False else " of this page\u2019s lanes" if server else ""
     speed = f"{best['tokens_per_second']['median']:.0f} tokens/s{over}"
     if level := level_with(comparison, best):
         others = [each for each in comparison.contenders if each.number in level]
@@ -376,7 +375,7 @@ def conclusion(comparison: Comparison, rows: Sequence[dict[str, Any]]) -> str:
         on = "one prompt does" if best["prompts"] == 1 else f"{best['prompts']} prompts do"
         text += f"; {on} not separate them" + (f". Lane {best['lane']} is faster than plain" if best["faster"] else "")
     else:
-        text = f"Lane {best['lane']}, {best['name']}, is {which}: {speed}"
+        text = f"Lane {best['lane']}, {best['name']}, is the fastest{of}: {speed}"
     gain = "" if level and not best["faster"] and best["method"] != "plain" else _over_plain(best)
     return f"{stopped}{text}{gain}.{server and ' ' + server}"
 

@@ -5,7 +5,6 @@ What it costs to check n tokens in one pass, in words.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from core.runners import Runner
-from core.runners.clock import synchronise
+from core.runners.clock import timed
 from core.runners.widths import width_for
 
 MEASURED_LENGTHS = (1, 2, 4, 6, 9, 17)
@@ -156,11 +155,7 @@ def time_at_once(
         _read(runner, context)
     for n in _in_turn(repeats, AT_ONCE):
         ids = _ids(runners[0], n)
-        synchronise(ids.device)
-        start = time.perf_counter()
-        pass_behind(runners, ids)
-        synchronise(ids.device)
-        samples[n].append(time.perf_counter() - start)
+        samples[n].append(timed(ids.device, lambda ids=ids: pass_behind(runners, ids))[1])
     return table_of({len(runners) * n: found for n, found in samples.items()})
 
 
@@ -226,12 +221,12 @@ def _ids(runner: Runner, n: int) -> Tensor:
 
 def _time(runner: Runner, n: int, passes: int = 1, rows: int | None = None) -> float:
     ids = _ids(runner, n)
-    synchronise(runner.device)
-    start = time.perf_counter()
-    for _ in range(passes):
-        runner.feed(ids, rows=rows)
-    synchronise(runner.device)
-    return time.perf_counter() - start
+
+    def feed() -> None:
+        for _ in range(passes):
+            runner.feed(ids, rows=rows)
+
+    return timed(runner.device, feed)[1]
 
 
 def _time_from(runner: Runner, n: int, context: int) -> float:

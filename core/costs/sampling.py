@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from core.costs import undisturbed
 from core.drafting import Draft
 from core.drafting.chain import Chain, confidence_of
 from core.runners import Favourites
-from core.runners.clock import synchronise
+from core.runners.clock import timed
 from core.sampling import MOST_DRAFTED, Sampling, likeliest
 from core.verification import judge
 
@@ -65,11 +64,5 @@ def _told(rows: Tensor) -> Favourites:
 
 
 def _time(device: torch.device, work: Callable[[], object]) -> float:
-    found = []
-    for _ in range(REPEATS + 1):  # the first is warm-up
-        synchronise(device)
-        start = time.perf_counter()
-        work()
-        synchronise(device)
-        found.append(time.perf_counter() - start)
-    return undisturbed(found[1:])
+    found = [timed(device, work)[1] for _ in range(REPEATS + 1)]
+    return undisturbed(found[1:])  # the first is warm-up

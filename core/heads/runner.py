@@ -6,7 +6,6 @@ progress, which `truncate` drops.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from core.heads.graph import GraphHeadRunner
 from core.heads.mtp import MtpHead, MtpRunner
 from core.heads.native import NativePasses
 from core.runners import Favourites, favourites_of
-from core.runners.clock import synchronise, timed_pass
+from core.runners.clock import timed, timed_pass
 from core.sampling import likeliest
 
 ROWS, REPEATS = (1, 2, 4, 8), 7
@@ -136,19 +135,19 @@ def time_head(target: Any, runner: AnyHeadRunner, context: int, repeats: int = R
 def _time_chain(runner: GraphHeadRunner, context: int, ids: Tensor, rows: Tensor, length: int) -> float:
     runner.truncate(context)
     uniforms = torch.zeros(length, device=runner.device, dtype=torch.float32)
-    synchronise(runner.device)
-    start = time.perf_counter()
-    runner.chain(ids, rows, length, lambda row, uniform: (row.max(-1).indices, None), "likeliest", uniforms)
-    synchronise(runner.device)
-    return time.perf_counter() - start
+
+    def draft() -> None:
+        runner.chain(ids, rows, length, lambda row, uniform: (row.max(-1).indices, None), "likeliest", uniforms)
+
+    return timed(runner.device, draft)[1]
 
 
 def _time(runner: AnyHeadRunner, one_pass: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    synchronise(runner.device)
-    start = time.perf_counter()
-    output = one_pass()
-    logits = runner.logits(output)
-    if favourites_of(runner) is None:
-        likeliest(logits)
-    synchronise(runner.device)
-    return output, time.perf_counter() - start
+    def propose() -> Tensor:
+        output = one_pass()
+        logits = runner.logits(output)
+        if favourites_of(runner) is None:
+            likeliest(logits)
+        return output
+
+    return timed(runner.device, propose)

@@ -1,6 +1,7 @@
 """Cost tables: what is timed, and behind what."""
 
 import copy
+import time
 from dataclasses import replace
 from itertools import count
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from tiny import VOCABULARY, target_of
 
-from core import Settings, costs, generate
+from core import Settings, generate
 from core.costs import (
     CONTEXT,
     GROWN,
@@ -63,7 +64,7 @@ class FakeRunner:
 @pytest.fixture
 def machine(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(costs.time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
     return machine
 
 
